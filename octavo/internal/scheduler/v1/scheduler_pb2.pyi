@@ -1,0 +1,291 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from octavo.internal.executor.v1 import sequence_pb2 as _sequence_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+
+class CancelReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CANCEL_REASON_UNSPECIFIED: _ClassVar[CancelReason]
+    CANCEL_REASON_CLIENT: _ClassVar[CancelReason]
+    CANCEL_REASON_DEADLINE: _ClassVar[CancelReason]
+    CANCEL_REASON_STOP: _ClassVar[CancelReason]
+    CANCEL_REASON_SHUTDOWN: _ClassVar[CancelReason]
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_CANCELLED: FinishReason
+CANCEL_REASON_UNSPECIFIED: CancelReason
+CANCEL_REASON_CLIENT: CancelReason
+CANCEL_REASON_DEADLINE: CancelReason
+CANCEL_REASON_STOP: CancelReason
+CANCEL_REASON_SHUTDOWN: CancelReason
+
+class AttachRequest(_message.Message):
+    __slots__ = ("hello", "submit", "cancel", "ack")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    submit: Submit
+    cancel: Cancel
+    ack: Ack
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("welcome", "accepted", "rejected", "step_outputs", "finished", "model_pools", "load_report")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    STEP_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_POOLS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_REPORT_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    accepted: Accepted
+    rejected: Rejected
+    step_outputs: StepOutputs
+    finished: Finished
+    model_pools: ModelPools
+    load_report: LoadReport
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., model_pools: _Optional[_Union[ModelPools, _Mapping]] = ..., load_report: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("incarnation", "cell", "highest_term", "live_requests")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
+    LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    cell: str
+    highest_term: int
+    live_requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnation: _Optional[str] = ..., cell: _Optional[str] = ..., highest_term: _Optional[int] = ..., live_requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("term", "unknown_requests")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    unknown_requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, term: _Optional[int] = ..., unknown_requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("request", "label", "model", "model_revision", "tenant", "prompt_token_ids", "sampling", "stopping", "choices", "age", "remaining_deadline", "traceparent")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    label: str
+    model: str
+    model_revision: str
+    tenant: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _sequence_pb2.SamplingParams
+    stopping: _sequence_pb2.StoppingParams
+    choices: _containers.RepeatedCompositeFieldContainer[ChoiceRecord]
+    age: _duration_pb2.Duration
+    remaining_deadline: _duration_pb2.Duration
+    traceparent: str
+    def __init__(self, request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ChoiceRecord, _Mapping]]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class ChoiceRecord(_message.Message):
+    __slots__ = ("token_ids", "end")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    end: ChoiceEnd
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[ChoiceEnd, _Mapping]] = ...) -> None: ...
+
+class ChoiceEnd(_message.Message):
+    __slots__ = ("reason", "stop_token_id")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    stop_token_id: int
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("request", "choice", "reason", "kept_tokens")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    choice: int
+    reason: CancelReason
+    kept_tokens: int
+    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., reason: _Optional[_Union[CancelReason, str]] = ..., kept_tokens: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    def __init__(self, request: _Optional[int] = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("request", "error")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    error: RequestError
+    def __init__(self, request: _Optional[int] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
+
+class StepOutputs(_message.Message):
+    __slots__ = ("sequence", "outputs")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    outputs: _containers.RepeatedCompositeFieldContainer[ChoiceOutput]
+    def __init__(self, sequence: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[ChoiceOutput, _Mapping]]] = ...) -> None: ...
+
+class ChoiceOutput(_message.Message):
+    __slots__ = ("request", "choice", "first_token_index", "token_ids", "logprobs", "end")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    choice: int
+    first_token_index: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _sequence_pb2.TokenLogprobColumns
+    end: ChoiceEnd
+    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., first_token_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ..., end: _Optional[_Union[ChoiceEnd, _Mapping]] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("sequence", "request", "error")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    request: int
+    error: RequestError
+    def __init__(self, sequence: _Optional[int] = ..., request: _Optional[int] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
+
+class RequestError(_message.Message):
+    __slots__ = ("code", "reason", "message", "metadata", "field", "retry_delay")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    message: str
+    metadata: _containers.ScalarMap[str, str]
+    field: str
+    retry_delay: _duration_pb2.Duration
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., field: _Optional[str] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ModelPools(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[ModelPool]
+    def __init__(self, pools: _Optional[_Iterable[_Union[ModelPool, _Mapping]]] = ...) -> None: ...
+
+class ModelPool(_message.Message):
+    __slots__ = ("model", "model_revision", "num_executors", "max_model_len")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_revision: str
+    num_executors: int
+    max_model_len: int
+    def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., num_executors: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+
+class LoadReport(_message.Message):
+    __slots__ = ("num_waiting", "num_running", "kv_usage")
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    num_waiting: int
+    num_running: int
+    kv_usage: float
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., kv_usage: _Optional[float] = ...) -> None: ...
+
+class GetLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLoadResponse(_message.Message):
+    __slots__ = ("term", "num_requests", "num_waiting", "num_running", "num_preemptions", "num_desyncs", "num_gateways", "executors")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DESYNCS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    num_requests: int
+    num_waiting: int
+    num_running: int
+    num_preemptions: int
+    num_desyncs: int
+    num_gateways: int
+    executors: _containers.RepeatedCompositeFieldContainer[ExecutorLoad]
+    def __init__(self, term: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_desyncs: _Optional[int] = ..., num_gateways: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[ExecutorLoad, _Mapping]]] = ...) -> None: ...
+
+class ExecutorLoad(_message.Message):
+    __slots__ = ("address", "incarnation", "model", "num_running", "num_in_flight", "num_steps", "total_blocks", "free_blocks")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: str
+    model: str
+    num_running: int
+    num_in_flight: int
+    num_steps: int
+    total_blocks: int
+    free_blocks: int
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ...) -> None: ...
