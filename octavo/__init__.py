@@ -1,0 +1,1 @@
+"""Octavo serves large language models as three gRPC services: gateway, scheduler, executors."""
