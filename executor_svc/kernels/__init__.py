@@ -1,0 +1,51 @@
+"""Kernel sets: every op that has a fast version, chosen once at start and handed down by constructor.
+
+Each op has a folder: its contract in `__init__.py` (a Protocol), the plain-torch reference in `reference.py`, faster versions
+beside it (`cpu.py`, ...). A set is one file in `sets/` that names an implementation for every field: a field that a set lacks is
+an error when the set is built, never a silent fallback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from executor_svc.kernels.activation import SiluAndMul
+from executor_svc.kernels.linear import PackLinear
+from executor_svc.kernels.norm import AddRmsNorm, RmsNorm
+from executor_svc.kernels.paged_attention import PlanAttention
+from executor_svc.kernels.rotary import RotaryEmbedding
+from executor_svc.kernels.write_kv import WriteKv
+
+KERNEL_SETS = ("reference", "cpu")
+"""Names that build_kernels takes."""
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """One implementation of every op. The contracts are the Protocols that the fields are typed with."""
+
+    name: str
+    pack_linear: PackLinear
+    rms_norm: RmsNorm
+    add_rms_norm: AddRmsNorm
+    silu_and_mul: SiluAndMul
+    rotary_embedding: RotaryEmbedding
+    write_kv: WriteKv
+    plan_attention: PlanAttention
+    apply_penalties: Callable[..., None]
+    sample_tokens: Callable[..., Tensor]
+    gather_logprobs: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def build_kernels(name: str) -> KernelSet:
+    """Build the named set. ValueError names the known sets where it is none of them."""
+    if name == "reference":
+        from executor_svc.kernels.sets.reference import build
+    elif name == "cpu":
+        from executor_svc.kernels.sets.cpu import build
+    else:
+        raise ValueError(f"unknown kernel set {name!r}; known: {', '.join(KERNEL_SETS)}")
+    return build()

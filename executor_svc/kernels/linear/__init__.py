@@ -1,0 +1,28 @@
+"""Contract of the linear op."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """A weight in the layout its kernel reads."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Give x @ weight.T + bias.
+
+        x is [T, in_features] in the weight's dtype, T at least 1; the result is a new [T, out_features] of the same dtype,
+        accumulated in float32. x is not changed.
+        """
+
+
+class PackLinear(Protocol):
+    """Lays a weight out for its kernel, once, at load."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Pack weight [out_features, in_features] and bias [out_features] or None, of one dtype.
+
+        The result may share memory with the arguments, or hold a copy; the caller no longer changes them.
+        """

@@ -1,0 +1,40 @@
+"""Contract of paged attention (Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
+PagedAttention").
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class PagedAttention(Protocol):
+    """Attention over one step's ragged batch. The same object serves every layer of the step."""
+
+    def __call__(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
+        """Give softmax(scale * query @ keys.T) @ values per head, causal, as a new contiguous [T, num_heads, head_dim].
+
+        query is [T, num_heads, head_dim], possibly a view with the last two dimensions contiguous; the caches are
+        [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype, with the step's own keys and values already
+        written. num_heads is a multiple of num_kv_heads: query head h reads KV head h // (num_heads / num_kv_heads).
+        Query token i of a row with q tokens and context c sits at position c - q + i and reads positions 0 to that. Slots
+        outside the row's context may hold anything, NaN included, and change no output; so may the null block. Scores and
+        sums are accumulated in float32. Nothing is changed.
+        """
+
+
+class PlanAttention(Protocol):
+    """Works out once a step what every layer's attention shares: grouping, masks, work space."""
+
+    def __call__(
+        self,
+        *,
+        query_start: Tensor,
+        context_lens: Tensor,
+        block_tables: Tensor,
+        query_lens: tuple[int, ...],
+        context_lens_host: tuple[int, ...],
+        block_size: int,
+    ) -> PagedAttention:
+        """Take the fields of AttentionMetadata (see there), and hold on to them as long as the result lives."""
