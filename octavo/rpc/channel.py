@@ -1,0 +1,20 @@
+"""Channels with the limits and keepalive of every hop."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from octavo.rpc.limits import CHANNEL_OPTIONS
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """Return an asyncio channel to `host:port`. Connects on first use."""
+    # A pool of its own: channels of equal target would share one connection, and a stalled one would stall all.
+    options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+def open_sync_channel(address: str) -> grpc.Channel:
+    """Return a blocking channel to `host:port`, for command-line programs."""
+    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)

@@ -1,0 +1,138 @@
+"""Typed errors: what a service raises, how it crosses the wire, and how a client gets it back.
+
+On the wire an error is a gRPC status whose `grpc-status-details-bin` trailer holds a google.rpc.Status with ErrorInfo,
+BadRequest where fields are at fault, and RetryInfo where another try can help (google/rpc/error_details.proto).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+DOMAIN = "octavo"
+_DETAILS_KEY = "grpc-status-details-bin"
+_CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """One bad field of a request: its path (`sampling.top_p`) and what to put there."""
+
+    field: str
+    description: str
+
+
+class ServiceError(Exception):
+    """An error meant for the caller.
+
+    `reason` is UPPER_SNAKE_CASE and stable; `message` is for people and says what to do; `metadata` holds the numbers;
+    `retry_delay` is in seconds, None where trying again cannot help.
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        reason: str,
+        message: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        violations: Sequence[FieldViolation] = (),
+        retry_delay: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.metadata = dict(metadata or {})
+        self.violations = tuple(violations)
+        self.retry_delay = retry_delay
+
+    def __repr__(self) -> str:
+        return f"ServiceError({self.code.name}, {self.reason}, {self.message!r})"
+
+
+def invalid_argument(violations: Sequence[FieldViolation]) -> ServiceError:
+    """Return the INVALID_ARGUMENT error that names every bad field at once."""
+    listed = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
+    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", listed, violations=violations)
+
+
+def code_from_number(number: int) -> grpc.StatusCode:
+    """Return the status code of a number on the wire; UNKNOWN for a number that is none."""
+    return _CODE_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
+
+
+def number_from_code(code: grpc.StatusCode) -> int:
+    """Return the number that stands for a status code on the wire."""
+    number: int = code.value[0]
+    return number
+
+
+def to_rpc_status(error: ServiceError) -> status_pb2.Status:
+    """Return the google.rpc.Status of an error, details included."""
+    status = status_pb2.Status(code=number_from_code(error.code), message=error.message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    status.details.append(_pack(info))
+    if error.violations:
+        bad_request = error_details_pb2.BadRequest()
+        for violation in error.violations:
+            bad_request.field_violations.add(field=violation.field, description=violation.description)
+        status.details.append(_pack(bad_request))
+    if error.retry_delay is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(error.retry_delay * 1e9))
+        status.details.append(_pack(retry))
+    return status
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:
+    """End a call with an error. Does not return: grpc raises to unwind the handler."""
+    trailer = (_DETAILS_KEY, to_rpc_status(error).SerializeToString())
+    # The trailers that the handler set before must survive.
+    earlier = tuple(context.trailing_metadata() or ())
+    await context.abort(error.code, error.message, (*earlier, trailer))
+    raise AssertionError("abort returned")
+
+
+def from_rpc_error(rpc_error: grpc.RpcError) -> ServiceError:
+    """Return the ServiceError that a peer sent; reason is the code's name where the peer sent no details."""
+    # Both flavours of RpcError (sync calls and aio) have these three methods; the base class declares none of them.
+    call: Any = rpc_error
+    code: grpc.StatusCode = call.code()
+    message: str = call.details() or code.name
+    for key, value in call.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            return _from_rpc_status(code, message, status_pb2.Status.FromString(value))
+    return ServiceError(code, code.name, message)
+
+
+def _from_rpc_status(code: grpc.StatusCode, message: str, status: status_pb2.Status) -> ServiceError:
+    info = error_details_pb2.ErrorInfo()
+    bad_request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    retry_delay: float | None = None
+    for detail in status.details:
+        # Unpack tells by its result whether the detail is of the message's type.
+        if detail.Unpack(info) or detail.Unpack(bad_request):
+            continue
+        if detail.Unpack(retry):
+            retry_delay = retry.retry_delay.ToNanoseconds() / 1e9
+    return ServiceError(
+        code,
+        info.reason or code.name,
+        message,
+        metadata=dict(info.metadata),
+        violations=[FieldViolation(each.field, each.description) for each in bad_request.field_violations],
+        retry_delay=retry_delay,
+    )
+
+
+def _pack(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

@@ -1,0 +1,50 @@
+"""Limits of every hop, set once and used by servers and channels alike.
+
+A message limit that differs between the two ends of a hop shows up as a failure of large requests only: there is one.
+"""
+
+from __future__ import annotations
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest message on any hop. A million token ids take 3 MB packed."""
+
+MAX_METADATA_BYTES = 16 * 1024
+"""Most bytes of metadata in one call: refused by the transport before anything of it is parsed."""
+
+_PING_SECONDS = 20
+_PING_TIMEOUT_SECONDS = 10
+
+MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    # Above this the transport refuses for certain; between the two sizes it may refuse at random.
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+)
+
+KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A peer that vanished without closing its socket is noticed within 30 seconds.
+    ("grpc.keepalive_time_ms", _PING_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_SECONDS * 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *MESSAGE_OPTIONS,
+    *KEEPALIVE_OPTIONS,
+    # Accept the keepalive pings that our own channels and common proxies send.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_SECONDS * 1000 // 2),
+    # Two servers on one port would each take a share of the calls; the second must fail to start instead.
+    ("grpc.so_reuseport", 0),
+)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *MESSAGE_OPTIONS,
+    *KEEPALIVE_OPTIONS,
+    # Retries that re-send a started stream could repeat a request; our clients resume by record instead.
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)

@@ -1,0 +1,124 @@
+"""The settings of the three services and how they are read.
+
+They stand together so that each program can tell another program's OCTAVO_* variable from a misspelt one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from octavo.rpc.settings import (
+    Settings,
+    SettingsError,
+    SettingsType,
+    parse_bytes,
+    read,
+    setting,
+    stop_with,
+    variables_of,
+)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+GATEWAY_PORT = 50051
+SCHEDULER_PORT = 50052
+EXECUTOR_PORT = 50053
+
+
+@dataclass(frozen=True)
+class GatewaySettings(Settings):
+    """The public API: text in, text out."""
+
+    program: ClassVar[str] = "gateway"
+
+    model: str = setting(help="the model served: a prepared folder, GGUF file or name, as `octavo prepare` left it")
+    scheduler: str = setting(
+        f"127.0.0.1:{SCHEDULER_PORT}", per_program=True, help="address of the scheduler, host:port"
+    )
+    bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
+    port: int = setting(
+        GATEWAY_PORT, per_program=True, least=0, most=65535, help="port of the gRPC API; 0 picks a free one"
+    )
+    cell: str = setting("default", help="the cell this process belongs to")
+    log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
+
+
+@dataclass(frozen=True)
+class SchedulerSettings(Settings):
+    """Batches, blocks and the queue of one cell."""
+
+    program: ClassVar[str] = "scheduler"
+
+    executors: str = setting(
+        f"127.0.0.1:{EXECUTOR_PORT}",
+        per_program=True,
+        help="executors: host:port,host:port,... or one DNS name:port whose every address is an executor",
+    )
+    bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
+    port: int = setting(SCHEDULER_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
+    depth: int = setting(2, least=1, most=8, help="steps in flight on each executor; 1 waits for each result")
+    policy: str = setting("fcfs", help="order of requests: a built-in name or package.module:Class")
+    orphan_timeout: float = setting(60.0, least=0, help="seconds that accepted work waits for an executor to come back")
+    gateway_grace: float = setting(5.0, least=0, help="seconds that a lost gateway's requests go on")
+    resolve_interval: float = setting(3.0, least=0.05, help="seconds between look-ups of the executors' addresses")
+    check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
+    cell: str = setting("default", help="the cell this process serves")
+    log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
+
+
+@dataclass(frozen=True)
+class ExecutorSettings(Settings):
+    """One model's weights and KV memory."""
+
+    program: ClassVar[str] = "executor"
+
+    model: str = setting(help="the model run: a prepared folder, GGUF file or name, as `octavo prepare` left it")
+    bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
+    port: int = setting(EXECUTOR_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
+    device: str = setting("cpu", help="device to run on: cpu")
+    dtype: str = setting(
+        "auto",
+        choices=("auto", "float32", "bfloat16"),
+        help="type of weights and KV; auto: bfloat16 where the CPU computes it",
+    )
+    kernels: str = setting("cpu", help="kernel set: reference or cpu")
+    max_num_seqs: int = setting(64, least=1, most=4096, help="most sequences in one step")
+    max_num_batched_tokens: int = setting(512, least=1, help="most tokens in one step")
+    max_model_len: int | None = setting(
+        None, least=1, help="longest sequence in tokens; default: the model's own, or what fits"
+    )
+    block_size: int = setting(16, least=1, most=256, help="tokens per KV block")
+    kv_memory: int | None = setting(
+        None, parse=parse_bytes, least=1, help="memory for KV blocks, such as 4GiB; default: a share of what is free"
+    )
+    threads: int | None = setting(None, least=1, help="CPU threads of the model; default: all cores")
+    cell: str = setting("default", help="the cell this process belongs to")
+    log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
+
+
+ALL_SETTINGS: tuple[type[Settings], ...] = (GatewaySettings, SchedulerSettings, ExecutorSettings)
+OTHER_VARIABLES = frozenset({"OCTAVO_HOME"})
+"""Variables outside the services' settings. OCTAVO_HOME: where `octavo pull` keeps models (see octavo.models)."""
+
+
+def known_variables() -> frozenset[str]:
+    """Return every OCTAVO_* variable that means something to some program."""
+    return OTHER_VARIABLES.union(*(variables_of(each) for each in ALL_SETTINGS))
+
+
+def load(
+    settings_class: type[SettingsType], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> SettingsType:
+    """Return the settings of flags and environment, or end the process with what is wrong (exit code 2)."""
+    try:
+        return read(
+            settings_class,
+            sys.argv[1:] if argv is None else argv,
+            os.environ if environ is None else environ,
+            known_variables(),
+        )
+    except SettingsError as error:
+        stop_with(settings_class.program, error)
