@@ -6,8 +6,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# Examples differ between machines in time, never in outcome: no deadline, and the same examples in every run. The thorough
+# Examples differ between machines in time, never in outcome: no deadline, and the same ones in every run. The thorough
 # profile looks further, under `make test-full`.
-settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_SLOW_OK = [HealthCheck.too_slow]
+settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, suppress_health_check=_SLOW_OK)
+settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=_SLOW_OK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -49,7 +49,8 @@ def _v1_file() -> descriptor_pb2.FileDescriptorProto:
     file.package = _V1_PACKAGE
     for message in file.message_type:
         for field in message.field:
-            field.type_name = field.type_name.replace(_ALPHA_PACKAGE, _V1_PACKAGE)
+            if field.type_name:  # writing "" to a field of plain type would mark it as a message's
+                field.type_name = field.type_name.replace(_ALPHA_PACKAGE, _V1_PACKAGE)
     for service in file.service:
         for method in service.method:
             method.input_type = method.input_type.replace(_ALPHA_PACKAGE, _V1_PACKAGE)

@@ -56,10 +56,10 @@ def setting(
 ) -> Any:
     """Declare a field of a settings class.
 
-    `per_program`: its variable carries the program's name (OCTAVO_GATEWAY_PORT), since programs on one machine differ in
-    it; else all programs share the variable (OCTAVO_MODEL). `parse` turns the text into the value and raises ValueError
-    with what it wants; without it the field's type does. `least` and `most` bound numbers. Without a default the setting
-    is required.
+    `per_program`: its variable carries the program's name (OCTAVO_GATEWAY_PORT), since programs on one machine differ
+    in it; else all programs share the variable (OCTAVO_MODEL). `parse` turns the text into the value and raises
+    ValueError with what it wants; without it the field's type does. `least` and `most` bound numbers. Without a default
+    the setting is required.
     """
     return field(default=default, metadata={"octavo": _Meta(help, per_program, parse, choices, least, most)})
 

@@ -24,7 +24,7 @@ def bind_request(request_id: str) -> Iterator[None]:
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes time (RFC 3339, UTC), level, service, logger, message, request_id, the record's `fields`, any exception."""
+    """Writes time (RFC 3339, UTC), level, service, logger, message, request_id, the record's `fields`, exception."""
 
     def __init__(self, service: str) -> None:
         super().__init__()

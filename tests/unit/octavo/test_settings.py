@@ -1,0 +1,118 @@
+"""Settings: flags over variables over defaults, and a clear end for anything wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from octavo.rpc.settings import SettingsError, parse_bytes, read, variable_of
+from octavo.settings import (
+    ALL_SETTINGS,
+    ExecutorSettings,
+    GatewaySettings,
+    SchedulerSettings,
+    known_variables,
+    load,
+)
+
+KNOWN = known_variables()
+
+
+def test_defaults_are_the_documented_ports_and_loopback() -> None:
+    """Without flags or variables a service listens on its documented port on 127.0.0.1."""
+    assert read(SchedulerSettings, [], {}, KNOWN).port == 50052
+    assert read(GatewaySettings, ["--model", "m"], {}, KNOWN).port == 50051
+    executor = read(ExecutorSettings, ["--model", "m"], {}, KNOWN)
+    assert (executor.port, executor.bind, executor.block_size) == (50053, "127.0.0.1", 16)
+
+
+def test_flag_wins_over_variable_wins_over_default() -> None:
+    """Each source yields to the one above it."""
+    environ = {"OCTAVO_SCHEDULER_PORT": "6000", "OCTAVO_DEPTH": "3"}
+    settings = read(SchedulerSettings, ["--port", "7000"], environ, KNOWN)
+    assert (settings.port, settings.depth) == (7000, 3)
+
+
+def test_ports_and_addresses_carry_the_program_name_in_their_variable() -> None:
+    """Three services on one machine can share an environment."""
+    assert variable_of(GatewaySettings, "port") == "OCTAVO_GATEWAY_PORT"
+    assert variable_of(ExecutorSettings, "bind") == "OCTAVO_EXECUTOR_BIND"
+    assert variable_of(GatewaySettings, "model") == variable_of(ExecutorSettings, "model") == "OCTAVO_MODEL"
+
+
+def test_another_programs_variable_is_ignored() -> None:
+    """The scheduler does not mind the executor's variables."""
+    assert read(SchedulerSettings, [], {"OCTAVO_BLOCK_SIZE": "32"}, KNOWN).depth == 2
+
+
+def test_unknown_variable_stops_with_its_name() -> None:
+    """A misspelt OCTAVO_* variable is an error, not a silent default."""
+    with pytest.raises(SettingsError, match="OCTAVO_DETPH"):
+        read(SchedulerSettings, [], {"OCTAVO_DETPH": "3"}, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["--depth", "x"], {}, r"--depth='x': must be a whole number"),
+        (["--depth", "0"], {}, r"--depth='0': must be at least 1"),
+        (["--depth", "9"], {}, r"--depth='9': must be at most 8"),
+        ([], {"OCTAVO_DEPTH": "two"}, r"OCTAVO_DEPTH='two'"),
+        (["--orphan-timeout", "nan"], {}, r"--orphan-timeout='nan': must be a finite number"),
+        (["--log-level", "loud"], {}, r"--log-level='loud': must be one of debug, info"),
+        (["--check-invariants", "maybe"], {}, r"must be true or false"),
+        (["--port", "70000"], {}, r"--port='70000': must be at most 65535"),
+        (["--dept", "1"], {}, r"unrecognized arguments: --dept"),
+    ],
+)
+def test_bad_value_names_its_source(argv: list[str], environ: dict[str, str], words: str) -> None:
+    """A bad value is refused with the flag or variable it came from and what is wanted."""
+    with pytest.raises(SettingsError, match=words):
+        read(SchedulerSettings, argv, environ, KNOWN)
+
+
+def test_required_setting_names_flag_and_variable() -> None:
+    """A missing required setting says both ways of giving it."""
+    with pytest.raises(SettingsError, match=r"--model \(or OCTAVO_MODEL\) is required"):
+        read(GatewaySettings, [], {}, KNOWN)
+
+
+def test_load_ends_the_process_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the edge an error is one line on stderr and exit code 2."""
+    with pytest.raises(SystemExit) as ended:
+        load(SchedulerSettings, ["--depth", "x"], {})
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "scheduler: error: --depth='x': must be a whole number\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1024", 1024), ("1KiB", 1024), ("4GiB", 4 * 2**30), ("2GB", 2 * 10**9), ("1.5 MiB", 3 * 2**19), ("7b", 7)],
+)
+def test_sizes(text: str, value: int) -> None:
+    """Sizes are read in binary and decimal units."""
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 apples", "-1", "1e9"])
+def test_bad_sizes(text: str) -> None:
+    """What is no size is refused with an example of one."""
+    with pytest.raises(ValueError, match="512MiB"):
+        parse_bytes(text)
+
+
+def test_switch_needs_no_value() -> None:
+    """A boolean flag alone means true."""
+    assert read(SchedulerSettings, ["--check-invariants"], {}, KNOWN).check_invariants is True
+
+
+@pytest.mark.parametrize("settings_class", ALL_SETTINGS)
+def test_help_lists_every_flag_and_variable(settings_class: type, capsys: pytest.CaptureFixture[str]) -> None:
+    """--help is complete."""
+    with pytest.raises(SystemExit):
+        read(settings_class, ["--help"], {}, KNOWN)
+    text = capsys.readouterr().out
+    for each in dataclasses.fields(settings_class):
+        assert "--" + each.name.replace("_", "-") in text
+        assert variable_of(settings_class, each.name) in text.replace("\n", " ")
