@@ -1,0 +1,81 @@
+"""What `--model` may name, and where its weights and its prepared folder lie."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from octavo.home import octavo_home
+from octavo.models.catalog import CATALOG
+from octavo.models.errors import ModelError
+
+MANIFEST_NAME = "manifest.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class ModelKind(Enum):
+    """What a model's name stands for."""
+
+    GGUF = "gguf"
+    FOLDER = "folder"
+    CATALOG = "catalog"
+    HUB = "hub"
+    PREPARED = "prepared"
+
+
+@dataclass(frozen=True)
+class ModelLocation:
+    """Where a model lies, whether or not it has been fetched.
+
+    `given` is what the user wrote. `name` is the model's name unless it was prepared under another. `weights` is the GGUF
+    file or the Hugging Face folder; None for a prepared folder, whose manifest knows.
+    """
+
+    kind: ModelKind
+    given: str
+    name: str
+    weights: Path | None
+    prepared: Path
+
+
+def models_folder(home: Path | None = None) -> Path:
+    """Return the folder that holds fetched models."""
+    return (octavo_home() if home is None else home) / "models"
+
+
+def locate(model: str, models: Path | None = None) -> ModelLocation:
+    """Return where `model` lies: a catalog name, GGUF file, Hugging Face folder, prepared folder or hub id (owner/name).
+
+    Catalog names come first (`./NAME` means the path), paths before hub ids. `models` replaces the folder of fetched
+    models. Raises ModelError where the text can be none of these.
+    """
+    models = models_folder() if models is None else models
+    if model in CATALOG:
+        weights = models / model / CATALOG[model].file_name
+        return ModelLocation(ModelKind.CATALOG, model, model, weights, prepared_beside(weights))
+    path = Path(model).expanduser().absolute() if model else None
+    if path is not None and path.is_dir():
+        if (path / MANIFEST_NAME).is_file():
+            return ModelLocation(ModelKind.PREPARED, model, path.name, None, path)
+        return ModelLocation(ModelKind.FOLDER, model, path.resolve().name, path, prepared_beside(path))
+    if path is not None and path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(
+                f"{model} is a file but no GGUF file: give a .gguf file or the folder that holds config.json"
+            )
+        return ModelLocation(ModelKind.GGUF, model, path.stem, path, prepared_beside(path))
+    if _HUB_ID.fullmatch(model) and not model.lower().endswith(".gguf"):
+        folder = models / model.replace("/", "--")
+        return ModelLocation(ModelKind.HUB, model, model, folder, prepared_beside(folder))
+    known = ", ".join(CATALOG)
+    raise ModelError(
+        f"no model {model!r}: there is no such file or folder, it is no name that `octavo pull` knows ({known}), "
+        "and no hub id (owner/name)"
+    )
+
+
+def prepared_beside(weights: Path) -> Path:
+    """Return where a prepared folder goes: `<stem>.octavo/` beside a GGUF file, `octavo/` in a Hugging Face folder."""
+    return weights.with_suffix(".octavo") if weights.suffix.lower() == ".gguf" else weights / "octavo"
