@@ -29,8 +29,8 @@ class ModelKind(Enum):
 class ModelLocation:
     """Where a model lies, whether or not it has been fetched.
 
-    `given` is what the user wrote. `name` is the model's name unless it was prepared under another. `weights` is the GGUF
-    file or the Hugging Face folder; None for a prepared folder, whose manifest knows.
+    `given` is what the user wrote. `name` is the model's name unless it was prepared under another. `weights` is the
+    GGUF file or the Hugging Face folder; None for a prepared folder, whose manifest knows.
     """
 
     kind: ModelKind
@@ -46,7 +46,7 @@ def models_folder(home: Path | None = None) -> Path:
 
 
 def locate(model: str, models: Path | None = None) -> ModelLocation:
-    """Return where `model` lies: a catalog name, GGUF file, Hugging Face folder, prepared folder or hub id (owner/name).
+    """Return where a catalog name, GGUF file, Hugging Face folder, prepared folder or hub id (owner/name) lies.
 
     Catalog names come first (`./NAME` means the path), paths before hub ids. `models` replaces the folder of fetched
     models. Raises ModelError where the text can be none of these.

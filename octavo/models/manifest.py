@@ -66,8 +66,8 @@ def revision_of(
 ) -> str:
     """Return the model revision: sha256 over everything that decides what the model says, as lower-case hex.
 
-    Parts are tagged and hashed one by one, so that no two lists of parts run together. File names do not count: the same
-    file under another name is the same model.
+    Parts are tagged and hashed one by one, so that no two lists of parts run together. File names do not count: the
+    same file under another name is the same model.
     """
     parts = [("weights", digest.encode()) for digest in sorted(file.sha256 for file in weight_files)]
     parts.append(("tokenizer", tokenizer))

@@ -22,10 +22,10 @@ from octavo.models.manifest import (
 class PreparedModel:
     """A model as `octavo prepare` left it.
 
-    `revision` is the content hash of weights, tokenizer, template and defaults, `tokenizer_hash` that of tokenizer.json;
-    both sha256 as lower-case hex. `path` is the prepared folder. `weights` is the GGUF file or the Hugging Face folder; it
-    may be missing where only a gateway runs (see `check_weights`). Valid token ids are below `vocab_size`. Sampling
-    defaults are resolved, in the ranges of octavo.v1.SamplingConfig.
+    `revision` is the content hash of weights, tokenizer, template and defaults, `tokenizer_hash` that of
+    tokenizer.json; both sha256 as lower-case hex. `path` is the prepared folder. `weights` is the GGUF file or the
+    Hugging Face folder; it may be missing where only a gateway runs (see `check_weights`). Valid token ids are below
+    `vocab_size`. Sampling defaults are resolved, in the ranges of octavo.v1.SamplingConfig.
     """
 
     name: str

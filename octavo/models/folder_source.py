@@ -1,0 +1,106 @@
+"""Reading a Hugging Face folder as a source for `octavo prepare`. Needs transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octavo.models.errors import ModelError
+from octavo.models.source import ModelSource, generation_config
+
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+_GENERATION_NAME = "generation_config.json"
+
+
+def read_folder(folder: Path) -> ModelSource:
+    """Return what a folder with config.json, safetensors and a tokenizer says.
+
+    Raises ModelError where one is missing or cannot be read.
+    """
+    if not (folder / CONFIG_NAME).is_file():
+        raise ModelError(f"{folder} holds no {CONFIG_NAME}: give a Hugging Face model folder or a .gguf file")
+    config = _read_json(folder / CONFIG_NAME)
+    for key in ("vocab_size", "max_position_embeddings"):
+        if not isinstance(config.get(key), int):
+            raise ModelError(f"{folder / CONFIG_NAME} lacks {key}: this is no language model that Octavo knows")
+    files = (folder / CONFIG_NAME, *_weight_files(folder))
+    tokenizer = _load_tokenizer(folder)
+    has_defaults = (folder / _GENERATION_NAME).is_file()
+    defaults = _read_json(folder / _GENERATION_NAME) if has_defaults else {}
+    eos = _as_list(defaults.get("eos_token_id", config.get("eos_token_id")))
+    bos = tokenizer.bos_token_id
+    template = tokenizer.chat_template
+    return ModelSource(
+        files=files,
+        tokenizer=_serialized(tokenizer),
+        # A model may name several templates; "default" is the one for plain conversations.
+        chat_template=template.get("default") if isinstance(template, dict) else template,
+        generation=generation_config(
+            defaults,
+            [*eos, tokenizer.eos_token_id],
+            bos if bos is not None else next(iter(_as_list(config.get("bos_token_id"))), None),
+        ),
+        vocab_size=config["vocab_size"],
+        max_position_embeddings=config["max_position_embeddings"],
+    )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files: those that the index names, else all."""
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        found = sorted(folder.glob("*.safetensors"))
+        if not found:
+            raise ModelError(f"{folder} holds no .safetensors file: Octavo reads safetensors and GGUF weights")
+        return found
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} is damaged (no weight_map): fetch the model again")
+    files = [folder / name for name in sorted(set(weight_map.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(f"{folder} lacks {', '.join(missing)}, which {INDEX_NAME} names: fetch the model again")
+    return files
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ModelError(
+            "preparing a Hugging Face folder needs transformers: run this where the executor is installed "
+            '(`pip install "octavo[executor]"`)'
+        ) from None
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises whatever the broken file led it to
+        raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
+
+
+def _serialized(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(f"{type(tokenizer).__name__} cannot be written as tokenizer.json: the model is not supported")
+    # Lengths are the scheduler's business: a tokenizer that cuts or pads would do it behind everyone's back.
+    backend.no_truncation()
+    backend.no_padding()
+    text: str = backend.to_str()
+    return text
+
+
+def _as_list(ids: Any) -> list[int]:
+    if ids is None:
+        return []
+    return list(ids) if isinstance(ids, list) else [ids]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return document

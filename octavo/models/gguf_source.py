@@ -1,0 +1,57 @@
+"""Reading a GGUF file as a source for `octavo prepare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from octavo.models.errors import ModelError
+from octavo.models.gguf_file import read_metadata
+from octavo.models.gguf_tokenizer import special_token_id, tokenizer_json
+from octavo.models.source import ModelSource, generation_config
+
+_CONTROL = 3
+# Tokens that end a turn in the chat formats in use. Files made before `eot_token_id` existed do not name theirs.
+_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
+_SAMPLING_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+def read_gguf(path: Path) -> ModelSource:
+    """Return what the metadata of a GGUF file says. Raises ModelError where it lacks what serving needs."""
+    metadata = read_metadata(path)
+    try:
+        return _source(path, metadata)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def _source(path: Path, metadata: dict[str, Any]) -> ModelSource:
+    if metadata.get("split.count", 1) > 1:
+        raise ModelError("one of several parts; join them first with `llama-gguf-split --merge`")
+    context_key = f"{metadata.get('general.architecture')}.context_length"
+    if context_key not in metadata:
+        raise ModelError(f"the metadata lacks {context_key}: this is no language model, or the file is damaged")
+    tokenizer = tokenizer_json(metadata)
+    defaults = {name: metadata[key] for name, key in _SAMPLING_KEYS.items() if key in metadata}
+    return ModelSource(
+        files=(path,),
+        tokenizer=tokenizer,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        generation=generation_config(defaults, _eos_token_ids(metadata), special_token_id(metadata, "bos")),
+        vocab_size=len(metadata["tokenizer.ggml.tokens"]),
+        max_position_embeddings=int(metadata[context_key]),
+    )
+
+
+def _eos_token_ids(metadata: dict[str, Any]) -> list[int | None]:
+    """Return every token that ends an output: those named, and the ends of turns that old files do not name."""
+    named = [special_token_id(metadata, name) for name in ("eos", "eot", "eom")]
+    tokens = metadata["tokenizer.ggml.tokens"]
+    kinds = metadata.get("tokenizer.ggml.token_type") or []
+    return named + [index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _TURN_ENDS]

@@ -1,0 +1,182 @@
+"""Building tokenizer.json from the metadata of a GGUF file.
+
+Two kinds of vocabulary exist among the models served: byte-level BPE (`tokenizer.ggml.model` is "gpt2": Llama 3,
+SmolLM, Qwen, Mistral Nemo) and SentencePiece BPE ("llama": Llama 2, Mistral, TinyLlama). Everything that the file says
+of its tokenizer is kept: how digits and words are cut, which tokens are special, which are added at the start and end.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from octavo.models.errors import ModelError
+from octavo.models.pre_tokenizers import PRE_TOKENIZERS
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPACE = "▁"
+
+
+def tokenizer_json(metadata: dict[str, Any]) -> str:
+    """Return tokenizer.json for the vocabulary in `metadata`. Raises ModelError where Octavo does not know its kind."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in _BUILDERS or "tokenizer.ggml.tokens" not in metadata:
+        raise ModelError(
+            f"the file's tokenizer {kind!r} is of a kind that Octavo does not know ({', '.join(_BUILDERS)}): "
+            "use the model's Hugging Face folder, which carries tokenizer.json"
+        )
+    document = {"version": "1.0", "truncation": None, "padding": None} | _BUILDERS[kind](metadata)
+    document["added_tokens"] = _added_tokens(metadata)
+    document["post_processor"] = _post_processor(metadata)
+    return json.dumps(document, ensure_ascii=False)
+
+
+def special_token_id(metadata: dict[str, Any], name: str) -> int | None:
+    """Return the id of a special token by its short name in the metadata ("bos", "eos", "eot", ...), or None.
+
+    SentencePiece files may leave out the three that are always the same.
+    """
+    fixed = {"unknown": 0, "bos": 1, "eos": 2} if metadata.get("tokenizer.ggml.model") == "llama" else {}
+    token_id: int | None = metadata.get(f"tokenizer.ggml.{name}_token_id", fixed.get(name))
+    if token_id is None or not 0 <= token_id < len(metadata["tokenizer.ggml.tokens"]):
+        return None
+    return token_id
+
+
+def _byte_level(metadata: dict[str, Any]) -> dict[str, Any]:
+    pre = _pre_tokenizer(metadata)
+    add_prefix_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", False))
+    # A merge is "left right"; neither side holds a space, which the byte alphabet writes otherwise.
+    merges = [merge.split(" ", 1) for merge in metadata.get("tokenizer.ggml.merges", ())]
+    return {
+        "normalizer": {"type": "NFC"} if pre.normalize else None,
+        "pre_tokenizer": pre.to_json(add_prefix_space),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _bpe(metadata, merges, ignore_merges=pre.ignore_merges),
+    }
+
+
+def _sentencepiece(metadata: dict[str, Any]) -> dict[str, Any]:
+    add_prefix_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    unknown = special_token_id(metadata, "unknown")
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if add_prefix_space:
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": _SPACE,
+            "prepend_scheme": "first" if add_prefix_space else "never",
+            "split": False,
+        },
+        "decoder": {"type": "Sequence", "decoders": steps},
+        "model": _bpe(
+            metadata,
+            _merges_by_score(metadata),
+            unk_token=None if unknown is None else metadata["tokenizer.ggml.tokens"][unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }
+
+
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}
+
+
+def _bpe(metadata: dict[str, Any], merges: list[list[str]], **settings: Any) -> dict[str, Any]:
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    }
+    vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    return model | settings | {"vocab": vocabulary, "merges": merges}
+
+
+def _merges_by_score(metadata: dict[str, Any]) -> list[list[str]]:
+    """Return the merges that SentencePiece's scores imply: it joins the pair whose whole has the highest score.
+
+    Only ordinary pieces take part: the scores of special tokens mean nothing.
+    """
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    scores: list[float] = metadata.get("tokenizer.ggml.scores") or [-float(index) for index in range(len(tokens))]
+    rank = {
+        token: (-score, index)
+        for index, (token, score, kind) in enumerate(zip(tokens, scores, _token_types(metadata), strict=True))
+        if kind == _NORMAL
+    }
+    ranked = [
+        (*rank[whole], len(whole) - cut, [whole[:cut], whole[cut:]])
+        for whole in rank
+        for cut in range(1, len(whole))
+        if whole[:cut] in rank and whole[cut:] in rank
+    ]
+    return [pair for *_, pair in sorted(ranked)]
+
+
+def _added_tokens(metadata: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tokens that are found in the text before anything is cut; all but user-defined ones are special."""
+    kinds = _token_types(metadata)
+    return [
+        {
+            "id": index,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kinds[index] != _USER_DEFINED,
+        }
+        for index, token in enumerate(metadata["tokenizer.ggml.tokens"])
+        if kinds[index] in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+    ]
+
+
+def _post_processor(metadata: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what puts BOS before and EOS after a text, where the file, or else its kind, says so."""
+    is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
+    add_bos_default = _pre_tokenizer(metadata).add_bos if is_byte_level else True
+    bos = special_token_id(metadata, "bos") if metadata.get("tokenizer.ggml.add_bos_token", add_bos_default) else None
+    eos = special_token_id(metadata, "eos") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
+    if bos is None and eos is None:
+        return None
+    tokens = metadata["tokenizer.ggml.tokens"]
+
+    def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
+        middle = [{"Sequence": {"id": sequence, "type_id": type_id}}]
+        before = [] if bos is None else [{"SpecialToken": {"id": tokens[bos], "type_id": type_id}}]
+        after = [] if eos is None else [{"SpecialToken": {"id": tokens[eos], "type_id": type_id}}]
+        return before + middle + after
+
+    used = {tokens[index]: index for index in (bos, eos) if index is not None}
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": around("A", 0) + around("B", 1),
+        "special_tokens": {text: {"id": text, "ids": [index], "tokens": [text]} for text, index in used.items()},
+    }
+
+
+def _pre_tokenizer(metadata: dict[str, Any]) -> Any:
+    name = metadata.get("tokenizer.ggml.pre")
+    if name not in PRE_TOKENIZERS:
+        raise ModelError(
+            f"the file cuts text by rules named {name!r} (tokenizer.ggml.pre), which Octavo does not know "
+            f"({', '.join(PRE_TOKENIZERS)}): use the model's Hugging Face folder, which carries tokenizer.json"
+        )
+    return PRE_TOKENIZERS[name]
+
+
+def _token_types(metadata: dict[str, Any]) -> list[int]:
+    types: list[int] = metadata.get("tokenizer.ggml.token_type") or []
+    return types if types else [_NORMAL] * len(metadata["tokenizer.ggml.tokens"])
