@@ -46,8 +46,9 @@ class NewSequence:
 class ScheduledRow(NamedTuple):
     """One sequence's share of a step.
 
-    num_computed_tokens is the number of tokens whose KV exists before the row runs: a checksum. new_blocks are appended to
-    the executor's block table of the handle. A row that reaches the sequence's last known token samples one.
+    num_computed_tokens is the number of tokens whose KV exists before the row runs: a checksum. new_blocks are
+    appended to the executor's block table of the handle. A row that reaches the sequence's last known token samples
+    one.
     """
 
     handle: int

@@ -1,105 +1,292 @@
-"""The engine: requests in, batches out, results in, tokens out. Pure: no I/O, no clock, no tasks."""
+"""The engine: requests in, batches out; results in, tokens out. No I/O, no clock, no tasks.
+
+One round, per executor session: schedule builds a batch -> the executor runs it -> update applies its result and
+returns what to publish. Up to `depth` batches of a session are unanswered at a time. Any call may make work for any
+session, so after each of them the caller asks schedule for every session until it answers None.
+
+Times are seconds on one monotonic clock that the caller reads: `now` never goes back.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import count
 
-from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, ScheduledBatch
+import grpc
+
+from octavo.rpc.errors import ServiceError
+from scheduler_svc import admission
+from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RequestDone, ScheduledBatch, TokensOut
+from scheduler_svc.batch_builder import BatchBuilder
+from scheduler_svc.executor_state import ExecutorState
+from scheduler_svc.live_requests import LiveRequests
+from scheduler_svc.load import ExecutorLoad, LoadSnapshot, ModelPoolView
+from scheduler_svc.placement import Placement
 from scheduler_svc.policies.base import BaseScheduler
-from scheduler_svc.sequence import RequestId, RequestRecord
+from scheduler_svc.sequence import (
+    ChoiceEnd,
+    FinishReason,
+    LiveRequest,
+    RequestId,
+    RequestRecord,
+    Sequence,
+    SequenceStatus,
+)
+from scheduler_svc.step_results import RETRY_DELAY, StepResults
 
-
-class ModelPoolView(NamedTuple):
-    """The ready executors of one model. max_model_len: the longest sequence that any of them takes, in tokens."""
-
-    model: str
-    revision: str
-    num_executors: int
-    max_model_len: int
-
-
-@dataclass(frozen=True)
-class ExecutorLoad:
-    """The ledger of one session, in blocks; num_waiting is the work placed there that waits."""
-
-    session: int
-    address: str
-    incarnation: str
-    model: str
-    num_running: int
-    num_waiting: int
-    num_in_flight: int
-    num_steps: int
-    total_blocks: int
-    free_blocks: int
-
-
-@dataclass(frozen=True)
-class LoadSnapshot:
-    """How busy the cell is. kv_usage is the share of blocks in use over all executors, 0 to 1."""
-
-    num_requests: int
-    num_waiting: int
-    num_running: int
-    num_preemptions: int
-    num_desyncs: int
-    kv_usage: float
-    executors: tuple[ExecutorLoad, ...]
+__all__ = ["Engine", "ExecutorLoad", "LoadSnapshot", "ModelPoolView"]
 
 
 class Engine:
-    """Signatures first; see the methods."""
+    """Owns every request from submit to its end, and every executor session.
 
-    def __init__(
-        self, policy: BaseScheduler, depth: int, *, orphan_timeout: float = 30.0, reserve: int = 1
-    ) -> None:
-        """depth: most unanswered steps per executor. orphan_timeout: seconds accepted work waits without a fitting executor.
+    Of each choice the events are TokensOut with gapless token indices, the last with its end; of each request one
+    RequestDone, after all others. A request that fails has choices without an end.
+    """
 
-        reserve: free blocks that an admission leaves for each sequence already running.
+    def __init__(self, policy: BaseScheduler, depth: int, *, orphan_timeout: float = 60.0) -> None:
+        """Make an engine without executors.
+
+        depth is the most unanswered steps per session, orphan_timeout the seconds that work waits where no executor can
+        take it.
         """
-        raise NotImplementedError
+        if depth < 1:
+            raise ValueError(f"depth needs at least 1, got {depth}")
+        self._depth = depth
+        self._orphan_timeout = orphan_timeout
+        self._requests = LiveRequests()
+        self._builder = BatchBuilder(policy)
+        self._results = StepResults(policy, self._builder)
+        self._placement = Placement(self._builder)
+        self._sessions = count(1)
+        self._known_models: set[str] = set()
+        # Events that arose where none can be returned; the next call that returns events delivers them.
+        self._events: list[Event] = []
+        self._now = 0.0
 
     def submit(self, record: RequestRecord, now: float) -> list[Event]:
-        """Accept a request; a known id changes nothing. Raises ServiceError where it is refused: nothing is kept then."""
-        raise NotImplementedError
+        """Accept a request, or leave alone the one that has its id.
+
+        Choices that have ended, or whose committed tokens already end them, are not run. Raises ServiceError where
+        the request is refused, nothing kept: NOT_FOUND, FAILED_PRECONDITION (another revision), INVALID_ARGUMENT
+        (what can never fit, with the numbers), UNAVAILABLE (no executor now; only for requests without progress:
+        others wait).
+        """
+        self._now = now
+        if record.id in self._requests:
+            return self._take_events()
+        admission.check_record(record)
+        pool = self._placement.pool(record.model)
+        # Before any executor has joined, no model can be called unknown.
+        is_known_model = record.model in self._known_models or not self._known_models
+        admission.check_pool(record, pool, is_known_model=is_known_model)
+        request = LiveRequest(record, admission.max_num_tokens(record, pool), now)
+        self._requests.add(request)
+        for sequence, choice in zip(request.sequences, record.choices, strict=True):
+            if choice.end is not None:
+                self._close_choice(sequence)
+            elif (end := sequence.find_end()) is not None:
+                self._end_choice(sequence, end)
+            else:
+                self._placement.place(sequence, now)
+        return self._take_events()
 
     def cancel(self, request_id: RequestId, choice: int | None = None, kept_tokens: int | None = None) -> list[Event]:
-        """End a request or one choice. Unknown or ended already: nothing."""
-        raise NotImplementedError
+        """End a request or one of its choices, in any state: blocks are free at once. Unknown or ended: no event.
+
+        kept_tokens is how many tokens of the choice the gateway counts; the end is announced at that index, and what
+        was generated past it is gone.
+        """
+        request = self._requests.get(request_id)
+        if request is not None:
+            for sequence in request.sequences:
+                if choice in (None, sequence.choice) and sequence.status is not SequenceStatus.FINISHED:
+                    if kept_tokens is not None:
+                        del sequence.output_token_ids[max(0, kept_tokens) :]
+                    self._end_choice(sequence, ChoiceEnd(FinishReason.CANCELLED))
+        return self._take_events()
 
     def expire(self, now: float) -> list[Event]:
-        """End what is overdue (deadline, orphan timeout, shed). O(1) when nothing is: call it before every round of schedule."""
-        raise NotImplementedError
+        """End what is overdue: deadlines in every state, and work that no executor could take for orphan_timeout.
+
+        Costs nothing where nothing is, so it can be called before every round of schedule, and whenever time passes
+        idly.
+        """
+        self._now = now
+        while (request := self._requests.overdue(now)) is not None:
+            self._fail(request, _deadline_exceeded())
+        while (orphan := self._placement.overdue_orphan(now, self._orphan_timeout)) is not None:
+            self._fail(orphan.request, _orphaned(orphan, self._orphan_timeout))
+        return self._take_events()
 
     def add_executor(self, spec: ExecutorSpec) -> int:
-        """Open a session; returns its number, never 0. Raises FAILED_PRECONDITION where the model has another revision."""
-        raise NotImplementedError
+        """Open a session with an executor whose memory is empty; returns its number, never 0 and never reused.
+
+        Raises FAILED_PRECONDITION where the model's other executors have another revision.
+        """
+        admission.check_revision(spec.model, spec.model_revision, self._placement.pool(spec.model))
+        executor = ExecutorState(next(self._sessions), spec)
+        self._known_models.add(spec.model)
+        self._placement.add(executor, self._now)
+        return executor.session
 
     def remove_executor(self, session: int) -> list[Event]:
-        """Close a session; its sequences are requeued. Unknown: nothing."""
-        raise NotImplementedError
+        """Close a session, if it is open: its sequences start again elsewhere, or wait for an executor."""
+        self._placement.close(session, self._now)
+        return self._take_events()
 
     def schedule(self, session: int, now: float) -> ScheduledBatch | None:
-        """Build the next step. None: nothing to do, or depth steps are in flight, or the session is unknown."""
-        raise NotImplementedError
+        """Build a session's next step. None: nothing to do, `depth` steps unanswered, or the session is not open.
+
+        A step without rows only carries released handles. It is answered like any other.
+        """
+        self._now = now
+        executor = self._placement.executors.get(session)
+        if executor is None or len(executor.in_flight) >= self._depth:
+            return None
+        self._placement.share_work(executor)
+        batch, shed = self._builder.build(executor, now)
+        for request in shed:
+            overdue = request.deadline is not None and request.deadline <= now
+            self._fail(request, _deadline_exceeded() if overdue else _shed())
+        return batch
 
     def update(self, session: int, result: BatchResult, now: float) -> list[Event]:
-        """Apply a result. One that matches no step in flight changes nothing."""
-        raise NotImplementedError
+        """Apply a result. It changes nothing unless it answers the oldest unanswered step of an open session."""
+        self._now = now
+        executor = self._placement.executors.get(session)
+        if executor is None or result.session != session:
+            return self._take_events()
+        if not executor.in_flight or executor.in_flight[0].step != result.step:
+            return self._take_events()
+        step = executor.in_flight.popleft()
+        executor.num_steps_done += 1
+        applied = self._results.apply(executor, step, result, now)
+        self._events.extend(applied.outputs)
+        for sequence in applied.ended:
+            self._close_choice(sequence)
+        for request, error in applied.failed:
+            self._fail(request, error)
+        return self._take_events()
 
     def requests_of(self, incarnation: str) -> set[int]:
         """Counters of the live requests of one gateway."""
-        raise NotImplementedError
+        return self._requests.of_incarnation(incarnation)
 
     def pools(self) -> list[ModelPoolView]:
-        """Models that have a ready executor."""
-        raise NotImplementedError
+        """The models that have a ready executor, by name."""
+        pools = []
+        for model in sorted({executor.spec.model for executor in self._placement.executors.values()}):
+            pool = self._placement.pool(model)
+            longest = max(executor.max_sequence_len for executor in pool)
+            pools.append(ModelPoolView(model, pool[0].spec.model_revision, len(pool), longest))
+        return pools
 
     def load(self) -> LoadSnapshot:
-        """How busy the cell is."""
-        raise NotImplementedError
+        """How busy the cell is now."""
+        executors = tuple(
+            ExecutorLoad(
+                session=executor.session,
+                address=executor.spec.address,
+                incarnation=executor.spec.incarnation,
+                model=executor.spec.model,
+                num_running=len(executor.running),
+                num_waiting=len(executor.waiting),
+                num_in_flight=len(executor.in_flight),
+                num_steps=executor.num_steps_done,
+                total_blocks=executor.kv.num_total_blocks,
+                free_blocks=executor.kv.num_free_blocks,
+            )
+            for executor in self._placement.executors.values()
+        )
+        total = sum(executor.total_blocks for executor in executors)
+        free = sum(executor.free_blocks for executor in executors)
+        return LoadSnapshot(
+            num_requests=len(self._requests),
+            num_waiting=sum(executor.num_waiting for executor in executors) + len(self._placement.orphans),
+            num_running=sum(executor.num_running for executor in executors),
+            num_preemptions=self._builder.num_preemptions,
+            num_desyncs=self._results.num_desyncs,
+            kv_usage=(total - free) / total if total else 0.0,
+            executors=executors,
+        )
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the state contradicts itself."""
-        raise NotImplementedError
+        """Raise AssertionError where the state contradicts itself: ledgers, owners, endings."""
+        self._requests.check_invariants()
+        owned: list[Sequence] = list(self._placement.orphans)
+        for executor in self._placement.executors.values():
+            executor.check_invariants(self._depth)
+            owned += executor.waiting
+            owned += executor.running
+        live = [
+            sequence
+            for request in self._requests.values()
+            for sequence in request.sequences
+            if sequence.status is not SequenceStatus.FINISHED
+        ]
+        assert len(owned) == len(set(owned)), "a sequence has two owners"
+        assert set(owned) == set(live), "what is placed is not what is live"
+        for sequence in self._placement.orphans:
+            assert sequence.status is SequenceStatus.WAITING
+            assert sequence.session == sequence.handle == sequence.num_in_flight_rows == len(sequence.block_table) == 0
+        for request in self._requests.values():
+            for sequence in request.sequences:
+                assert sequence.num_tokens == len(sequence.token_ids)
+                if sequence.status is SequenceStatus.FINISHED:
+                    assert not sequence.block_table, f"{sequence!r} has ended and holds blocks"
+                else:
+                    assert sequence.find_end() is None, f"{sequence!r} should have ended"
+
+    def _end_choice(self, sequence: Sequence, end: ChoiceEnd) -> None:
+        """End a choice otherwise than by a result: announce it, free what it holds."""
+        self._events.append(
+            TokensOut(sequence.request_id, sequence.choice, len(sequence.output_token_ids), (), None, end)
+        )
+        self._placement.remove(sequence)
+        self._close_choice(sequence)
+
+    def _close_choice(self, sequence: Sequence) -> None:
+        """Count a choice that holds nothing and whose end is known as closed; with the last the request is done."""
+        sequence.status = SequenceStatus.FINISHED
+        request = sequence.request
+        request.num_open -= 1
+        if request.num_open == 0:
+            self._requests.remove(request, failed=False)
+            self._events.append(RequestDone(request.record.id, None))
+
+    def _fail(self, request: LiveRequest, error: ServiceError) -> None:
+        """End a request with an error, unless it has ended."""
+        if self._requests.get(request.record.id) is not request:
+            return
+        for sequence in request.sequences:
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._placement.remove(sequence)
+                sequence.status = SequenceStatus.FINISHED
+        request.num_open = 0
+        self._requests.remove(request, failed=True)
+        self._events.append(RequestDone(request.record.id, error))
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+
+def _deadline_exceeded() -> ServiceError:
+    message = "the deadline passed before the request ended"
+    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", message)
+
+
+def _shed() -> ServiceError:
+    message = "the scheduler is too busy to start the request; try again"
+    return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "SHED", message, retry_delay=RETRY_DELAY)
+
+
+def _orphaned(sequence: Sequence, timeout: float) -> ServiceError:
+    record = sequence.request.record
+    return ServiceError(
+        grpc.StatusCode.UNAVAILABLE,
+        "NO_EXECUTOR",
+        f"no executor of model {record.model!r} could take {sequence.max_num_tokens} tokens for {timeout:g} s",
+        metadata={"model": record.model, "max_num_tokens": str(sequence.max_num_tokens)},
+        retry_delay=RETRY_DELAY,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,19 +27,11 @@ class ChoiceEnd:
 
 @dataclass(frozen=True)
 class StoppingParams:
-    """When a choice ends. A stop token counts only from output index min_tokens on; max_tokens is at least 1."""
+    """When a choice ends: at max_tokens output tokens, or at a stop token after at least min_tokens others."""
 
     max_tokens: int
     min_tokens: int
     stop_token_ids: frozenset[int]
-
-    def end_at(self, token_id: int, num_output_tokens: int) -> ChoiceEnd | None:
-        """The end that token_id brings as the last of num_output_tokens output tokens, or None. A stop beats the length."""
-        if token_id in self.stop_token_ids and num_output_tokens > self.min_tokens:
-            return ChoiceEnd(FinishReason.STOP, token_id)
-        if num_output_tokens >= self.max_tokens:
-            return ChoiceEnd(FinishReason.LENGTH)
-        return None
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ class ChoiceRecord:
 class RequestRecord:
     """A request in full, as its gateway submits it; a resumed one carries committed tokens.
 
-    age and remaining_deadline are seconds; no remaining_deadline is no deadline. sampling is passed through unread.
+    age and remaining_deadline are seconds; None is no deadline. sampling is passed through unread.
     """
 
     id: RequestId
@@ -73,13 +64,222 @@ class RequestRecord:
 
     @property
     def has_progress(self) -> bool:
-        """Whether an earlier scheduler has worked on it: such a request was accepted once and is never refused for want of room."""
+        """Whether a scheduler has worked on it before: what was accepted once is not refused for want of room."""
         return any(choice.token_ids or choice.end for choice in self.choices)
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is. WAITING holds no blocks, RUNNING holds blocks and a handle, FINISHED holds nothing."""
+    """WAITING holds no blocks; RUNNING holds blocks and a live handle; FINISHED holds nothing."""
 
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class LiveRequest:
+    """An accepted request that has not ended. arrival and deadline are on the engine's clock, in seconds."""
+
+    __slots__ = ("arrival", "deadline", "num_open", "record", "sequences", "was_started")
+
+    def __init__(self, record: RequestRecord, max_num_tokens: int, now: float) -> None:
+        """max_num_tokens: the longest any choice may get, prompt included."""
+        self.record = record
+        self.arrival = now - record.age
+        self.deadline = None if record.remaining_deadline is None else now + record.remaining_deadline
+        # Once started it is owed an ending: policies may no longer shed it.
+        self.was_started = record.has_progress
+        self.sequences = tuple(Sequence(self, index, max_num_tokens) for index in range(len(record.choices)))
+        self.num_open = len(self.sequences)
+
+
+class Sequence:
+    """One choice of one live request: counters, block table, handle. Everything else is derived.
+
+    There is no prefill or decode phase: num_computed_tokens catches up with num_tokens + num_placeholders. The
+    counters run ahead of the results: num_computed_tokens counts scheduled rows as done, num_placeholders counts the
+    tokens that rows in flight will sample. Tokens are committed when their result arrives.
+
+    A *stay* on an executor begins with admission and ends with preemption or the end of the sequence. At most one
+    stay has rows in flight, because readmission waits for those of the stay before.
+    """
+
+    __slots__ = (
+        "block_table",
+        "choice",
+        "handle",
+        "is_discarding",
+        "max_num_tokens",
+        "num_charged_prompt_tokens",
+        "num_computed_tokens",
+        "num_failures",
+        "num_in_flight_rows",
+        "num_placeholders",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_slots",
+        "num_tokens",
+        "num_tokens_at_admission",
+        "output_token_ids",
+        "request",
+        "request_id",
+        "session",
+        "status",
+        "stopping",
+        "view",
+    )
+
+    def __init__(self, request: LiveRequest, choice: int, max_num_tokens: int) -> None:
+        record = request.record
+        self.request = request
+        self.request_id = record.id
+        self.choice = choice
+        self.stopping = record.stopping
+        self.max_num_tokens = max_num_tokens
+        self.num_prompt_tokens = len(record.prompt_token_ids)
+        self.output_token_ids = list(record.choices[choice].token_ids)
+        self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)  # committed
+        self.num_placeholders = 0
+        self.num_computed_tokens = 0
+        self.status = SequenceStatus.WAITING
+        # Where it is placed, waiting or running; 0 is nowhere.
+        self.session = 0
+        # Of the latest stay in this session; 0 before the first.
+        self.handle = 0
+        self.block_table: list[int] = []
+        self.num_slots = 0  # tokens that block_table has room for
+        self.num_in_flight_rows = 0
+        # The stay went wrong: what its rows in flight still bring would leave a gap.
+        self.is_discarding = False
+        self.num_tokens_at_admission = 0
+        # Stays in a row that a failed step or a bad row ended before they committed anything.
+        self.num_failures = 0
+        self.num_preemptions = 0
+        self.num_charged_prompt_tokens = 0
+        self.view = SequenceView(self)
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.request_id}, choice {self.choice}, {self.status.name}, handle {self.handle})"
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Committed tokens and those that rows in flight will sample."""
+        return self.num_tokens + self.num_placeholders
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The prompt, then the committed output."""
+        return self.request.record.prompt_token_ids + tuple(self.output_token_ids)
+
+    def begin_stay(self, session: int, handle: int) -> None:
+        """Start from the full record on an executor."""
+        self.status = SequenceStatus.RUNNING
+        self.session = session
+        self.handle = handle
+        self.is_discarding = False
+        self.num_tokens_at_admission = self.num_tokens
+        self.request.was_started = True
+
+    def end_stay(self) -> None:
+        """Forget all computed state; tokens in flight are committed when they arrive, not counted on before."""
+        self.status = SequenceStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_placeholders = 0
+
+    def commit(self, token_id: int) -> ChoiceEnd | None:
+        """Append a sampled token; returns the end that it brings, if it brings one."""
+        self.output_token_ids.append(token_id)
+        self.num_tokens += 1
+        self.num_failures = 0
+        if self.num_placeholders:
+            self.num_placeholders -= 1
+        return self.end_at(len(self.output_token_ids))
+
+    def end_at(self, num_output_tokens: int) -> ChoiceEnd | None:
+        """The end that the last of num_output_tokens output tokens brings, or None. A stop beats the length."""
+        stopping = self.stopping
+        if num_output_tokens > stopping.min_tokens:
+            token_id = self.output_token_ids[num_output_tokens - 1]
+            if token_id in stopping.stop_token_ids:
+                return ChoiceEnd(FinishReason.STOP, token_id)
+        if self.num_prompt_tokens + num_output_tokens >= self.max_num_tokens:
+            return ChoiceEnd(FinishReason.LENGTH)
+        return None
+
+    def find_end(self) -> ChoiceEnd | None:
+        """The first end that any committed token brings, or None."""
+        ends = (self.end_at(count) for count in range(1, len(self.output_token_ids) + 1))
+        return next((end for end in ends if end is not None), None)
+
+
+class SequenceView:
+    """What a policy may know of a sequence: read-only, live, compared by identity."""
+
+    __slots__ = ("_sequence",)
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request it belongs to."""
+        return self._sequence.request_id
+
+    @property
+    def choice(self) -> int:
+        """Its index in the request."""
+        return self._sequence.choice
+
+    @property
+    def tenant(self) -> str:
+        """Who pays."""
+        return self._sequence.request.record.tenant
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self._sequence.request.record.model
+
+    @property
+    def arrival(self) -> float:
+        """When a gateway first accepted the request: seconds on the clock of `now`."""
+        return self._sequence.request.arrival
+
+    @property
+    def deadline(self) -> float | None:
+        """When the request is overdue: seconds on the clock of `now`, or None."""
+        return self._sequence.request.deadline
+
+    @property
+    def status(self) -> SequenceStatus:
+        """Waiting or running."""
+        return self._sequence.status
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self._sequence.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed tokens of the output."""
+        return len(self._sequence.output_token_ids)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens computed in this stay, rows in flight included."""
+        return self._sequence.num_computed_tokens
+
+    @property
+    def max_num_tokens(self) -> int:
+        """The longest it can get, prompt included."""
+        return self._sequence.max_num_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks it holds."""
+        return len(self._sequence.block_table)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it was preempted."""
+        return self._sequence.num_preemptions

@@ -1,0 +1,270 @@
+"""Builds steps: what must never differ between policies.
+
+One step, in this order:
+
+1. **Decodes.** Every running sequence with one token to compute gets its row. At most max_num_batched_tokens
+   sequences run, so the budget always reaches; a long prompt takes only what is left. A decoding sequence therefore
+   has a row in every step unless it is preempted, and the time between two of its tokens is at most that of one step
+   of max_num_batched_tokens tokens.
+2. **Prefills** in progress, in order of admission, each as long a chunk as budget and policy allow.
+3. **Admissions**, in the order of the queue, while the head fits. Nobody overtakes a head that does not: it would
+   starve.
+
+Whoever does not fit may evict others, whom the policy names. A victim's blocks are free at once, for this very step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from scheduler_svc.batch import NewSequence, ScheduledBatch, ScheduledRow
+from scheduler_svc.executor_state import ExecutorState, InFlightStep, QueueKey
+from scheduler_svc.policies.base import BaseScheduler
+from scheduler_svc.policies.fcfs import FcfsScheduler
+from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus, SequenceView
+
+GROWTH_BLOCKS = 1
+"""Free blocks that an admission leaves for each sequence already running.
+
+With one each, nobody who runs can be short of a block within the next block_size steps, so what was just admitted is
+not evicted again before its prefill has paid off.
+"""
+
+_NO_BLOCKS: tuple[int, ...] = ()
+_LAST_KEY: tuple[float, ...] = (math.inf,)
+
+
+class _Draft:
+    """A step under construction: parallel columns as in InFlightStep."""
+
+    __slots__ = ("budget", "has_preempted", "new_sequences", "rows", "samples", "sequences", "shed")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.sequences: list[Sequence] = []
+        self.rows: list[ScheduledRow] = []
+        self.samples: list[bool] = []
+        self.new_sequences: list[NewSequence] = []
+        self.shed: list[LiveRequest] = []
+        self.has_preempted = False
+
+    def add(self, sequence: Sequence, num_scheduled: int, new_blocks: tuple[int, ...]) -> None:
+        """Schedule a sequence's next num_scheduled tokens and count them as done."""
+        computed = sequence.num_computed_tokens
+        self.rows.append(ScheduledRow(sequence.handle, num_scheduled, computed, new_blocks))
+        self.sequences.append(sequence)
+        self.budget -= num_scheduled
+        sequence.num_computed_tokens = computed + num_scheduled
+        sequence.num_in_flight_rows += 1
+        samples = computed + num_scheduled == sequence.num_known_tokens
+        self.samples.append(samples)
+        if samples:
+            sequence.num_placeholders += 1
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take back the row of a sequence that is being preempted, if it has one."""
+        if sequence in self.sequences:
+            index = self.sequences.index(sequence)
+            self.budget += self.rows[index].num_scheduled_tokens
+            del self.sequences[index], self.rows[index], self.samples[index]
+            sequence.num_in_flight_rows -= 1
+
+
+class BatchBuilder:
+    """Builds the steps of any executor under one policy. Also home of preemption, whoever asks for it."""
+
+    def __init__(self, policy: BaseScheduler) -> None:
+        self._policy = policy
+        # Steps in where the policy's answers leave an executor with work and nothing to do.
+        self._fallback = FcfsScheduler()
+        self.num_preemptions = 0
+
+    def queue_key(self, sequence: Sequence, now: float) -> QueueKey:
+        """The place of a sequence in a queue, policy's nonsense replaced by the last place."""
+        rank = 0 if sequence.request.was_started else 1
+        key = self._policy.admission_key(sequence.view, now)
+        if isinstance(key, tuple) and all(isinstance(part, (int, float)) and not math.isnan(part) for part in key):
+            return rank, key
+        return rank, _LAST_KEY
+
+    def preempt(self, executor: ExecutorState, sequence: Sequence, now: float) -> None:
+        """End the stay of a running sequence; it queues here again and is recomputed from its full record.
+
+        Tokens in flight are committed when they arrive; it is not admitted before they have.
+        """
+        executor.end_stay(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        executor.enqueue(sequence, self.queue_key(sequence, now))
+
+    def has_room(self, executor: ExecutorState, sequence: Sequence) -> bool:
+        """Whether an executor could admit a waiting sequence now, nobody evicted."""
+        running = len(executor.running)
+        return running < executor.max_running and executor.kv.can_fit(
+            sequence, sequence.num_tokens, reserve=GROWTH_BLOCKS * running
+        )
+
+    def build(self, executor: ExecutorState, now: float) -> tuple[ScheduledBatch | None, list[LiveRequest]]:
+        """Build the next step and put it in flight.
+
+        Returns the batch, or None where there is nothing to do, and the requests that the policy sheds: the caller
+        ends them.
+        """
+        draft = self._draft(executor, self._policy, now)
+        shed = draft.shed
+        if not draft.rows and not executor.in_flight and (executor.running or executor.waiting):
+            draft = self._draft(executor, self._fallback, now)
+            shed = shed + draft.shed
+        if not draft.rows and not executor.released_handles:
+            return None, shed
+        executor.num_steps_built += 1
+        batch = ScheduledBatch(
+            session=executor.session,
+            step=executor.num_steps_built,
+            released_handles=tuple(executor.released_handles),
+            new_sequences=tuple(draft.new_sequences),
+            rows=tuple(draft.rows),
+        )
+        executor.released_handles.clear()
+        executor.in_flight.append(InFlightStep(batch.step, draft.sequences, batch.rows, draft.samples))
+        return batch, shed
+
+    def _draft(self, executor: ExecutorState, policy: BaseScheduler, now: float) -> _Draft:
+        draft = _Draft(executor.spec.max_num_batched_tokens)
+        prefills = self._schedule_decodes(draft, executor, policy, now)
+        for sequence in prefills:
+            if sequence.status is SequenceStatus.RUNNING and draft.budget:
+                quota = _quota(policy, sequence, draft.budget)
+                if quota:
+                    draft.add(sequence, quota, _NO_BLOCKS)
+        # Whoever was preempted for want of room would be readmitted into it, and the head would take what was just
+        # freed.
+        while draft.budget and executor.waiting and not draft.has_preempted:
+            if not self._admit_head(draft, executor, policy, now):
+                break
+        return draft
+
+    def _schedule_decodes(
+        self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, now: float
+    ) -> list[Sequence]:
+        """Give each sequence in decode its row; returns those with more than one token to compute.
+
+        The loop runs once per sequence and step, so it does the work of _Draft.add in place: in steady decode a row
+        costs a few comparisons and its own making, and a block once in block_size steps.
+        """
+        prefills: list[Sequence] = []
+        sequences, rows, samples = draft.sequences, draft.rows, draft.samples
+        running = SequenceStatus.RUNNING
+        for sequence in list(executor.running):
+            if sequence.status is not running:
+                continue
+            computed = sequence.num_computed_tokens
+            known = sequence.num_tokens + sequence.num_placeholders
+            if known - computed != 1:
+                prefills.append(sequence)
+                continue
+            if known >= sequence.max_num_tokens:
+                continue
+            new_blocks = _NO_BLOCKS
+            if computed >= sequence.num_slots:
+                if not self._make_room(draft, executor, policy, sequence, now):
+                    continue
+                new_blocks = executor.kv.append(sequence, known)
+            rows.append(ScheduledRow(sequence.handle, 1, computed, new_blocks))
+            sequences.append(sequence)
+            samples.append(True)
+            sequence.num_computed_tokens = known
+            sequence.num_placeholders += 1
+            sequence.num_in_flight_rows += 1
+            draft.budget -= 1
+        return prefills
+
+    def _admit_head(self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, now: float) -> bool:
+        """Admit or shed the head of the queue; False where it has to wait."""
+        head = executor.waiting.peek()
+        if head is None:
+            return False
+        _, sequence = head
+        if sequence.num_in_flight_rows:
+            return False
+        if not sequence.request.was_started and policy.should_shed(sequence.view, now):
+            executor.dequeue(sequence)
+            draft.shed.append(sequence.request)
+            return True
+        quota = _quota(policy, sequence, draft.budget)
+        if not quota or not self._make_room(draft, executor, policy, sequence, now):
+            return False
+        # Evictions give budget back, never take it.
+        blocks = executor.begin_stay(sequence)
+        record = sequence.request.record
+        draft.new_sequences.append(
+            NewSequence(
+                handle=sequence.handle,
+                token_ids=sequence.token_ids,
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                choice=sequence.choice,
+                sampling=record.sampling,
+                stopping=record.stopping,
+            )
+        )
+        draft.add(sequence, quota, blocks)
+        return True
+
+    def _make_room(
+        self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, wanting: Sequence, now: float
+    ) -> bool:
+        """Whether `wanting` fits, once those are evicted whom the policy names. Nobody is where that would not do."""
+        kv = executor.kv
+        is_waiting = wanting.status is SequenceStatus.WAITING
+        needed = kv.blocks_needed(wanting, wanting.num_known_tokens)
+
+        def fits(num_free_blocks: int, num_running: int) -> bool:
+            if not is_waiting:
+                return needed <= num_free_blocks
+            return num_running < executor.max_running and needed + GROWTH_BLOCKS * num_running <= num_free_blocks
+
+        if fits(kv.num_free_blocks, len(executor.running)):
+            return True
+        victims = self._choose_victims(executor, policy, wanting, fits, now)
+        for victim in victims:
+            draft.has_preempted = draft.has_preempted or not is_waiting
+            draft.drop(victim)
+            self.preempt(executor, victim, now)
+        return bool(victims) and wanting not in victims
+
+    def _choose_victims(
+        self,
+        executor: ExecutorState,
+        policy: BaseScheduler,
+        wanting: Sequence,
+        fits: Callable[[int, int], bool],
+        now: float,
+    ) -> list[Sequence]:
+        """Those whose eviction lets `wanting` fit, or `wanting` alone where the policy has it give way, or nobody."""
+        is_waiting = wanting.status is SequenceStatus.WAITING
+        candidates = {
+            sequence.view: sequence
+            for sequence in executor.running
+            if not is_waiting or sequence.num_tokens > sequence.num_tokens_at_admission
+        }
+        num_free_blocks = executor.kv.num_free_blocks
+        victims: list[Sequence] = []
+        while not fits(num_free_blocks, len(executor.running) - len(victims)):
+            view = policy.choose_victim(tuple(candidates), wanting.view, now) if candidates else None
+            victim = candidates.pop(view, None) if isinstance(view, SequenceView) else None
+            if victim is None:
+                return []
+            if victim is wanting:
+                return [wanting]
+            num_free_blocks += executor.kv.num_reclaimable_blocks(victim)
+            victims.append(victim)
+        return victims
+
+
+def _quota(policy: BaseScheduler, sequence: Sequence, budget: int) -> int:
+    """Tokens that a sequence may compute in this step: what it lacks, within the policy's quota and the budget."""
+    answer = policy.prefill_quota(sequence.view, budget)
+    if not isinstance(answer, int):
+        return 0
+    return max(0, min(answer, budget, sequence.num_known_tokens - sequence.num_computed_tokens))

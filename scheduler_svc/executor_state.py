@@ -1,0 +1,137 @@
+"""What the scheduler knows of one executor session: its ledger, its sequences, its steps in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from scheduler_svc.batch import ExecutorSpec, ScheduledRow
+from scheduler_svc.keyed_heap import KeyedHeap
+from scheduler_svc.kv_cache_manager import KVCacheManager
+from scheduler_svc.sequence import Sequence, SequenceStatus
+
+QueueKey = tuple[int, tuple[float, ...]]
+"""Rank, 0 for sequences that had started before, and the policy's admission key."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A step that is not answered. Parallel columns: whose row, what was asked, whether it samples a token."""
+
+    step: int
+    sequences: list[Sequence]
+    rows: tuple[ScheduledRow, ...]
+    samples: list[bool]
+
+
+class ExecutorState:
+    """One session. Handles and steps count from 1 and are never reused.
+
+    A sequence placed here is in `waiting` or in `running` (in order of admission), and in no other session.
+    """
+
+    def __init__(self, session: int, spec: ExecutorSpec) -> None:
+        self.session = session
+        self.spec = spec
+        self.kv = KVCacheManager(spec.num_blocks, spec.block_size)
+        self.waiting: KeyedHeap[Sequence] = KeyedHeap()
+        self.running: dict[Sequence, None] = {}
+        self.in_flight: deque[InFlightStep] = deque()
+        self.released_handles: list[int] = []
+        self.num_steps_built = 0
+        self.num_steps_done = 0
+        self._last_handle = 0
+        # Blocks that the waiting sequences would take, each as it was when it was queued.
+        self._queued_blocks: dict[Sequence, int] = {}
+        self._num_queued_blocks = 0
+        # Every running sequence then has a row in every step, however small the budget: none can be starved by others.
+        self.max_running = min(spec.max_num_seqs, spec.max_num_batched_tokens)
+        # The last token of a sequence is never computed, so its KV needs no slot.
+        self.max_sequence_len = min(spec.max_model_len, self.kv.num_total_slots + 1)
+
+    @property
+    def load(self) -> tuple[float, int]:
+        """How busy it is: the share of its blocks owned or waited for, then the number of sequences placed."""
+        owned = self.kv.num_total_blocks - self.kv.num_free_blocks
+        return (owned + self._num_queued_blocks) / self.kv.num_total_blocks, len(self.running) + len(self.waiting)
+
+    def enqueue(self, sequence: Sequence, key: QueueKey) -> None:
+        """Place a waiting sequence here."""
+        sequence.session = self.session
+        self.waiting.push(sequence, key)
+        blocks = self.kv.blocks_needed(sequence, sequence.num_tokens)
+        self._queued_blocks[sequence] = blocks
+        self._num_queued_blocks += blocks
+
+    def dequeue(self, sequence: Sequence) -> None:
+        """Take a waiting sequence out of the queue."""
+        self.waiting.remove(sequence)
+        self._num_queued_blocks -= self._queued_blocks.pop(sequence)
+        sequence.session = 0
+
+    def begin_stay(self, sequence: Sequence) -> tuple[int, ...]:
+        """Admit a waiting sequence: a new handle, and blocks for all its tokens. Returns the blocks.
+
+        With every block in hand at admission a prefill never wants one halfway, so prefills cannot preempt one another.
+        """
+        self.dequeue(sequence)
+        self._last_handle += 1
+        sequence.begin_stay(self.session, self._last_handle)
+        self.running[sequence] = None
+        return self.kv.allocate(sequence, sequence.num_tokens)
+
+    def end_stay(self, sequence: Sequence) -> None:
+        """Take a running sequence off: its blocks are free at once, its handle goes out with the next batch.
+
+        Rows in flight may still write to the blocks, but before anything that is scheduled from now on: steps run in
+        order.
+        """
+        del self.running[sequence]
+        self.kv.release(sequence)
+        self.released_handles.append(sequence.handle)
+        sequence.end_stay()
+        sequence.session = 0
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take off a sequence placed here, whether it waits or runs."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self.end_stay(sequence)
+        else:
+            self.dequeue(sequence)
+
+    def check_invariants(self, depth: int) -> None:
+        """Raise AssertionError where ledger, queue, counters and steps in flight contradict one another."""
+        self.kv.check_invariants()
+        assert len(self.in_flight) <= depth, f"{len(self.in_flight)} steps in flight"
+        assert len(self.running) <= self.max_running
+        assert set(self._queued_blocks) == set(self.waiting)
+        assert self._num_queued_blocks == sum(self._queued_blocks.values())
+        for sequence in self.waiting:
+            assert sequence.status is SequenceStatus.WAITING, f"{sequence!r} is queued"
+            assert sequence.session == self.session
+            assert not sequence.block_table, f"{sequence!r} holds blocks and is queued"
+            assert sequence.num_computed_tokens == sequence.num_placeholders == 0
+        owned = self.kv.num_total_blocks - self.kv.num_free_blocks
+        assert owned == sum(len(sequence.block_table) for sequence in self.running), "blocks are held outside"
+        rows_in_flight: dict[Sequence, int] = {}
+        samples_in_flight: dict[Sequence, int] = {}
+        for step in self.in_flight:
+            assert len(step.sequences) == len(step.rows) == len(step.samples)
+            for sequence, row, samples in zip(step.sequences, step.rows, step.samples, strict=True):
+                assert row.handle == sequence.handle or sequence.status is SequenceStatus.FINISHED
+                rows_in_flight[sequence] = rows_in_flight.get(sequence, 0) + 1
+                samples_in_flight[sequence] = samples_in_flight.get(sequence, 0) + samples
+        handles = set()
+        for sequence in self.running:
+            assert sequence.status is SequenceStatus.RUNNING, f"{sequence!r} is running"
+            assert sequence.session == self.session
+            assert 0 < sequence.handle <= self._last_handle
+            assert sequence.handle not in self.released_handles
+            handles.add(sequence.handle)
+            assert sequence.num_placeholders == samples_in_flight.get(sequence, 0)
+            assert sequence.num_computed_tokens < sequence.num_known_tokens <= sequence.max_num_tokens
+            assert sequence.num_computed_tokens <= sequence.num_slots, f"{sequence!r} computed past its blocks"
+        assert len(handles) == len(self.running), "two sequences share a handle"
+        for sequence in (*self.waiting, *self.running, *rows_in_flight):
+            expected = rows_in_flight.get(sequence, 0)
+            assert sequence.num_in_flight_rows == expected or sequence.status is SequenceStatus.FINISHED

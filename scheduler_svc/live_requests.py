@@ -1,0 +1,79 @@
+"""The requests that are accepted and have not ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from scheduler_svc.keyed_heap import KeyedHeap
+from scheduler_svc.sequence import LiveRequest, RequestId, SequenceStatus
+
+
+class LiveRequests:
+    """By id, by gateway and by deadline. Accepted = live + ended well + ended badly, at any time."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[RequestId, LiveRequest] = {}
+        self._by_incarnation: defaultdict[str, set[int]] = defaultdict(set)
+        self._deadlines: KeyedHeap[LiveRequest] = KeyedHeap()
+        self.num_accepted = 0
+        self.num_completed = 0
+        self.num_failed = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._by_id
+
+    def get(self, request_id: RequestId) -> LiveRequest | None:
+        """The request of an id, or None."""
+        return self._by_id.get(request_id)
+
+    def values(self) -> list[LiveRequest]:
+        """All of them, oldest acceptance first."""
+        return list(self._by_id.values())
+
+    def of_incarnation(self, incarnation: str) -> set[int]:
+        """Counters of one gateway's requests."""
+        return set(self._by_incarnation.get(incarnation, ()))
+
+    def add(self, request: LiveRequest) -> None:
+        """Accept a request whose id is not known."""
+        incarnation, counter = request.record.id
+        self._by_id[request.record.id] = request
+        self._by_incarnation[incarnation].add(counter)
+        if request.deadline is not None:
+            self._deadlines.push(request, (request.deadline,))
+        self.num_accepted += 1
+
+    def remove(self, request: LiveRequest, *, failed: bool) -> None:
+        """End a request."""
+        incarnation, counter = request.record.id
+        del self._by_id[request.record.id]
+        counters = self._by_incarnation[incarnation]
+        counters.remove(counter)
+        if not counters:
+            del self._by_incarnation[incarnation]
+        if request.deadline is not None:
+            self._deadlines.remove(request)
+        if failed:
+            self.num_failed += 1
+        else:
+            self.num_completed += 1
+
+    def overdue(self, now: float) -> LiveRequest | None:
+        """The request whose deadline passed first, or None."""
+        first = self._deadlines.peek()
+        if first is None or first[0][0] > now:
+            return None
+        return first[1]
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless what was accepted is live or has ended, and what is live has an open choice."""
+        assert self.num_accepted == len(self._by_id) + self.num_completed + self.num_failed
+        assert sum(len(counters) for counters in self._by_incarnation.values()) == len(self._by_id)
+        with_deadline = {request for request in self._by_id.values() if request.deadline is not None}
+        assert set(self._deadlines) == with_deadline
+        for request in self._by_id.values():
+            num_open = sum(sequence.status is not SequenceStatus.FINISHED for sequence in request.sequences)
+            assert num_open == request.num_open > 0, f"{num_open} choices open, counted {request.num_open}"
