@@ -1,0 +1,375 @@
+"""Small fakes on the real interfaces of the scheduler's domain: a model, an executor, a gateway, a cell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler_svc.batch import (
+    BatchResult,
+    Event,
+    ExecutorSpec,
+    NewSequence,
+    RequestDone,
+    RowResult,
+    RowStatus,
+    ScheduledBatch,
+    ScheduledRow,
+    StepFailureReason,
+    TokensOut,
+)
+from scheduler_svc.engine import Engine
+from scheduler_svc.sequence import (
+    ChoiceEnd,
+    ChoiceRecord,
+    FinishReason,
+    RequestId,
+    RequestRecord,
+    StoppingParams,
+)
+
+_MASK = (1 << 64) - 1
+MODEL = "fake"
+REVISION = "r1"
+VOCAB_SIZE = 50
+
+
+def make_spec(
+    *,
+    num_blocks: int = 65,
+    block_size: int = 16,
+    max_num_seqs: int = 16,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 256,
+    model: str = MODEL,
+    model_revision: str = REVISION,
+    address: str = "127.0.0.1:50053",
+) -> ExecutorSpec:
+    """Return a spec; num_blocks counts the null block."""
+    return ExecutorSpec(
+        address=address,
+        incarnation="0" * 32,
+        model=model,
+        model_revision=model_revision,
+        tokenizer_hash="t1",
+        fingerprint="f1",
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
+    )
+
+
+def make_record(
+    counter: int = 1,
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    incarnation: str = "gateway",
+    model: str = MODEL,
+    model_revision: str = REVISION,
+    seed: int = 0,
+    max_tokens: int = 8,
+    min_tokens: int = 0,
+    stop_token_ids: Sequence[int] = (),
+    choices: Sequence[ChoiceRecord] = (ChoiceRecord(),),
+    age: float = 0.0,
+    remaining_deadline: float | None = None,
+) -> RequestRecord:
+    """Return a record; its sampling, which the scheduler passes on unread, is the seed of the fake model."""
+    return RequestRecord(
+        id=(incarnation, counter),
+        label="",
+        model=model,
+        model_revision=model_revision,
+        tenant="",
+        prompt_token_ids=tuple(prompt),
+        sampling=seed,
+        stopping=StoppingParams(max_tokens, min_tokens, frozenset(stop_token_ids)),
+        choices=tuple(choices),
+        age=age,
+        remaining_deadline=remaining_deadline,
+        traceparent="",
+    )
+
+
+def next_token(
+    token_ids: Sequence[int], num_prompt_tokens: int, choice: int, seed: object, stopping: StoppingParams
+) -> int:
+    """Return the fake model's token after token_ids: a pure function of the whole list, the choice and the seed.
+
+    A token that is missing, doubled or of another sequence changes everything after it. As a real sampler does, it
+    yields no stop token before min_tokens.
+    """
+    assert isinstance(seed, int)
+    digest = (seed * 0x9E3779B97F4A7C15 + choice + 1) & _MASK
+    for token_id in token_ids:
+        digest = ((digest ^ token_id) * 0xBF58476D1CE4E5B9 + num_prompt_tokens) & _MASK
+        digest ^= digest >> 29
+    token_id = digest % VOCAB_SIZE
+    if len(token_ids) - num_prompt_tokens < stopping.min_tokens:
+        while token_id in stopping.stop_token_ids:
+            token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id
+
+
+def undisturbed(record: RequestRecord, choice: int, *, max_model_len: int = 1 << 30) -> tuple[list[int], ChoiceEnd]:
+    """Return what one choice must come to, whatever happens on the way: computed token by token, alone."""
+    stopping = record.stopping
+    prompt = list(record.prompt_token_ids)
+    output: list[int] = []
+    while True:
+        token_id = next_token([*prompt, *output], len(prompt), choice, record.sampling, stopping)
+        output.append(token_id)
+        if token_id in stopping.stop_token_ids and len(output) > stopping.min_tokens:
+            return output, ChoiceEnd(FinishReason.STOP, token_id)
+        if len(output) == stopping.max_tokens or len(prompt) + len(output) == max_model_len:
+            return output, ChoiceEnd(FinishReason.LENGTH)
+
+
+@dataclass
+class _Stay:
+    """All that the executor knows of one handle."""
+
+    token_ids: list[int]
+    new: NewSequence
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    is_over: bool = False
+
+
+class FakeExecutor:
+    """Runs batches as the contract says, with a paged memory that holds the computed tokens themselves.
+
+    What a row attends to is read back from that memory through the block table, so a block that two sequences write
+    to, or that is reused too early, changes tokens. Broken contracts are AssertionErrors; checksums that disagree are
+    DESYNC.
+    """
+
+    def __init__(self, spec: ExecutorSpec, session: int) -> None:
+        self.spec = spec
+        self.session = session
+        self.num_steps = 0
+        self._stays: dict[int, _Stay] = {}
+        self._used_handles: set[int] = set()
+        self._lost_handles: set[int] = set()
+        self._memory: list[int | None] = [None] * (spec.num_blocks * spec.block_size)
+
+    @property
+    def handles(self) -> set[int]:
+        """Handles it holds."""
+        return set(self._stays)
+
+    def run(
+        self,
+        batch: ScheduledBatch,
+        *,
+        failure: StepFailureReason | None = None,
+        row_statuses: Mapping[int, RowStatus] | None = None,
+    ) -> BatchResult:
+        """Run one step. failure fails it whole; row_statuses says, by handle, which rows go wrong, and how."""
+        self._check(batch)
+        for handle in batch.released_handles:
+            self._stays.pop(handle, None)
+            self._lost_handles.discard(handle)
+        for new in batch.new_sequences:
+            self._stays[new.handle] = _Stay(list(new.token_ids), new)
+        handles = [row.handle for row in batch.rows]
+        if failure is None and self._lost_handles.intersection(handles):
+            failure = StepFailureReason.REFUSED
+        if failure is not None:
+            for handle in handles:
+                self._stays.pop(handle, None)
+            self._lost_handles.update(handles)
+            return BatchResult(batch.session, batch.step, (), failure, "injected")
+        statuses = row_statuses or {}
+        rows = tuple(self._run_row(row, statuses.get(row.handle, RowStatus.OK)) for row in batch.rows)
+        return BatchResult(batch.session, batch.step, rows)
+
+    def _check(self, batch: ScheduledBatch) -> None:
+        self.num_steps += 1
+        assert (batch.session, batch.step) == (self.session, self.num_steps), "steps come in order"
+        handles = [row.handle for row in batch.rows]
+        new_handles = {new.handle for new in batch.new_sequences}
+        assert len(handles) == len(set(handles)), "one row per sequence"
+        assert len(handles) <= self.spec.max_num_seqs
+        assert sum(row.num_scheduled_tokens for row in batch.rows) <= self.spec.max_num_batched_tokens
+        assert all(row.num_scheduled_tokens >= 1 for row in batch.rows)
+        assert new_handles <= set(handles), "each new sequence has a row"
+        assert not new_handles & self._used_handles, "handles are never reused"
+        assert not set(handles) & set(batch.released_handles), "a released handle has no row"
+        assert set(batch.released_handles) <= self._used_handles, "only what was sent is released"
+        assert 0 not in new_handles
+        self._used_handles |= new_handles
+
+    def _run_row(self, row: ScheduledRow, status: RowStatus) -> RowResult:
+        stay = self._stays.get(row.handle)
+        if stay is None:
+            return RowResult(row.handle, RowStatus.DESYNC, (), None)
+        if stay.is_over:
+            return RowResult(row.handle, RowStatus.SKIPPED, (), None)
+        if row.num_computed_tokens != stay.num_computed_tokens:
+            status = RowStatus.DESYNC
+        end = row.num_computed_tokens + row.num_scheduled_tokens
+        stay.block_table.extend(row.new_blocks)
+        if end > len(stay.token_ids) or end > len(stay.block_table) * self.spec.block_size:
+            status = RowStatus.BAD_INPUT
+        if any(not 0 < block < self.spec.num_blocks for block in row.new_blocks):
+            status = RowStatus.BAD_INPUT
+        if status is not RowStatus.OK:
+            stay.is_over = True
+            return RowResult(row.handle, status, (), None)
+        for position in range(row.num_computed_tokens, end):
+            self._memory[self._slot(stay, position)] = stay.token_ids[position]
+        stay.num_computed_tokens = end
+        if end < len(stay.token_ids):
+            return RowResult(row.handle, RowStatus.OK, (), None)
+        return RowResult(row.handle, RowStatus.OK, (self._sample(stay),), None)
+
+    def _sample(self, stay: _Stay) -> int:
+        new = stay.new
+        seen = [self._memory[self._slot(stay, position)] for position in range(len(stay.token_ids))]
+        context = [-1 if token_id is None else token_id for token_id in seen]
+        token_id = next_token(context, new.num_prompt_tokens, new.choice, new.sampling, new.stopping)
+        stay.token_ids.append(token_id)
+        num_output_tokens = len(stay.token_ids) - new.num_prompt_tokens
+        is_stop = token_id in new.stopping.stop_token_ids and num_output_tokens > new.stopping.min_tokens
+        stay.is_over = is_stop or num_output_tokens >= new.stopping.max_tokens
+        return token_id
+
+    def _slot(self, stay: _Stay, position: int) -> int:
+        block, offset = divmod(position, self.spec.block_size)
+        return stay.block_table[block] * self.spec.block_size + offset
+
+
+class FakeGateway:
+    """Takes the engine's events as a gateway does, and insists on what it is promised: no gap, one ending."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[RequestId, int], list[int]] = {}
+        self.ends: dict[tuple[RequestId, int], ChoiceEnd] = {}
+        self.done: dict[RequestId, RequestDone] = {}
+
+    def accept(self, record: RequestRecord) -> None:
+        """Note what the gateway holds of a request that it submits."""
+        for index, choice in enumerate(record.choices):
+            self.tokens[record.id, index] = list(choice.token_ids)
+            if choice.end is not None:
+                self.ends[record.id, index] = choice.end
+
+    def keep(self, request: RequestId, choice: int, kept_tokens: int) -> None:
+        """Forget the tokens of a choice past kept_tokens, as with a stop that only the text shows."""
+        del self.tokens[request, choice][kept_tokens:]
+
+    def receive(self, events: Sequence[Event]) -> None:
+        """Apply events."""
+        for event in events:
+            if isinstance(event, TokensOut):
+                key = event.request, event.choice
+                assert event.request not in self.done, "tokens after the request ended"
+                assert key not in self.ends, "tokens after the choice ended"
+                assert event.token_ids or event.end, "an event about nothing"
+                assert event.first_token_index == len(self.tokens[key]), "a gap, or a token twice"
+                self.tokens[key].extend(event.token_ids)
+                if event.end is not None:
+                    self.ends[key] = event.end
+            else:
+                assert event.request not in self.done, "a request ended twice"
+                self.done[event.request] = event
+                if event.error is None:
+                    choices = [key for key in self.tokens if key[0] == event.request]
+                    assert all(key in self.ends for key in choices), "done with a choice open"
+
+
+class Cell:
+    """An engine, fake executors and one fake gateway, driven step by step on a clock of its own.
+
+    Every call checks the engine's invariants. Batches run in order at each executor, only when they are told to.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.gateway = FakeGateway()
+        self.executors: dict[int, FakeExecutor] = {}
+        self.sent: dict[int, list[ScheduledBatch]] = {}
+        self.batches: list[ScheduledBatch] = []
+        self.now = 100.0
+
+    def add_executor(self, spec: ExecutorSpec | None = None) -> int:
+        """Open a session."""
+        spec = spec or make_spec()
+        session = self.engine.add_executor(spec)
+        self.executors[session] = FakeExecutor(spec, session)
+        self.sent[session] = []
+        self.engine.check_invariants()
+        return session
+
+    def remove_executor(self, session: int) -> None:
+        """Lose a session with all its memory and steps in flight."""
+        del self.executors[session], self.sent[session]
+        self.receive(self.engine.remove_executor(session))
+
+    def submit(self, record: RequestRecord) -> None:
+        """Submit a request of the gateway."""
+        events = self.engine.submit(record, self.now)
+        self.gateway.accept(record)
+        self.receive(events)
+
+    def cancel(self, request: RequestId, choice: int | None = None, kept_tokens: int | None = None) -> None:
+        """Cancel a request or a choice."""
+        if choice is not None and kept_tokens is not None and (request, choice) not in self.gateway.ends:
+            self.gateway.keep(request, choice, kept_tokens)
+        self.receive(self.engine.cancel(request, choice, kept_tokens))
+
+    def expire(self, seconds: float = 0.0) -> None:
+        """Let time pass."""
+        self.now += seconds
+        self.receive(self.engine.expire(self.now))
+
+    def schedule(self, session: int = 1) -> ScheduledBatch | None:
+        """Have one step built and sent."""
+        batch = self.engine.schedule(session, self.now)
+        if batch is not None:
+            self.sent[session].append(batch)
+            self.batches.append(batch)
+        self.engine.check_invariants()
+        return batch
+
+    def run(
+        self,
+        session: int = 1,
+        *,
+        failure: StepFailureReason | None = None,
+        row_statuses: Mapping[int, RowStatus] | None = None,
+    ) -> BatchResult:
+        """Run the oldest step that was sent and deliver its result."""
+        batch = self.sent[session].pop(0)
+        result = self.executors[session].run(batch, failure=failure, row_statuses=row_statuses)
+        self.deliver(session, result)
+        return result
+
+    def deliver(self, session: int, result: BatchResult) -> None:
+        """Deliver a result, in order or not, to a live session or not."""
+        self.receive(self.engine.update(session, result, self.now))
+
+    def receive(self, events: Sequence[Event]) -> None:
+        """Take events, with every invariant checked."""
+        self.gateway.receive(events)
+        self.engine.check_invariants()
+
+    def settle(self, max_rounds: int = 2000) -> int:
+        """Go on undisturbed until nothing is to do; returns the rounds taken, of which there may be max_rounds."""
+        for round_number in range(max_rounds):
+            built = False
+            for session in list(self.executors):
+                while self.schedule(session) is not None:
+                    built = True
+            for session in list(self.executors):
+                if self.sent[session]:
+                    self.run(session)
+                    built = True
+            if not built:
+                self.receive(self.engine.expire(self.now))
+                return round_number
+        raise AssertionError(f"still at work after {max_rounds} rounds: {self.engine.load()}")
