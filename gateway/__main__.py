@@ -1,0 +1,26 @@
+"""`python -m gateway`: the public API of a cell."""
+
+from __future__ import annotations
+
+import sys
+
+from gateway.server import serve
+from octavo.models.errors import ModelError
+from octavo.rpc.server import PortTakenError, run
+from octavo.rpc.settings import stop_with
+from octavo.rpc.telemetry import configure_logging
+from octavo.settings import GatewaySettings, load
+
+
+def main() -> int:
+    """Run the gateway; return the exit code."""
+    settings = load(GatewaySettings)
+    configure_logging("gateway", settings.log_level)
+    try:
+        return run(serve(settings))
+    except (ModelError, PortTakenError) as error:
+        stop_with(GatewaySettings.program, error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

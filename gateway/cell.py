@@ -1,0 +1,85 @@
+"""What this gateway knows of its cell: whether a scheduler is there and which models can run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from octavo.models.prepared import PreparedModel
+from octavo.rpc.errors import ServiceError
+
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The ready executors of one model. `max_model_len`: the longest sequence, in tokens, that any of them takes."""
+
+    model: str
+    model_revision: str
+    num_executors: int
+    max_model_len: int
+
+
+class Cell:
+    """The cell as the scheduler's frames tell it. Written by the scheduler client alone."""
+
+    def __init__(self) -> None:
+        self._pools: Mapping[str, Pool] = {}
+        self._is_attached = False
+        self._changed = asyncio.Event()
+
+    def attach(self) -> None:
+        """Note that the scheduler has welcomed this gateway. Its pools are told next."""
+        self._is_attached = True
+        self._changed.set()
+
+    def detach(self) -> None:
+        """Note that the scheduler is gone, and what it told with it."""
+        self._is_attached = False
+        self._pools = {}
+        self._changed.set()
+
+    def set_pools(self, pools: Mapping[str, Pool]) -> None:
+        """Replace the pools, by model name."""
+        self._pools = pools
+        self._changed.set()
+
+    async def wait_changed(self) -> None:
+        """Return after the next change; for one waiter."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def pool(self, prepared: PreparedModel) -> Pool | None:
+        """Return the pool that runs this very revision of a model, if any executor of it is ready."""
+        pool = self._pools.get(prepared.name)
+        return pool if pool and pool.num_executors and pool.model_revision == prepared.revision else None
+
+    def require(self, prepared: PreparedModel) -> Pool:
+        """Return the pool of a model.
+
+        Raises ServiceError: UNAVAILABLE with a retry delay where no scheduler or no executor is there,
+        FAILED_PRECONDITION where the cell runs another revision.
+        """
+        if not self._is_attached:
+            raise _unavailable("NO_SCHEDULER", "the scheduler is not connected")
+        pool = self._pools.get(prepared.name)
+        if pool is None or not pool.num_executors:
+            raise _unavailable("NO_EXECUTOR", f"no executor is ready for model {prepared.name}")
+        if pool.model_revision != prepared.revision:
+            revisions = {"gateway_revision": prepared.revision, "cell_revision": pool.model_revision}
+            message = (
+                f"the cell runs revision {pool.model_revision} of model {prepared.name}, this gateway has "
+                f"{prepared.revision}: prepare both from the same files"
+            )
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION, "MODEL_REVISION_MISMATCH", message, metadata=revisions
+            )
+        return pool
+
+
+def _unavailable(reason: str, message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.UNAVAILABLE, reason, f"{message}: try again shortly", retry_delay=RETRY_SECONDS)

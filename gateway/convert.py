@@ -1,0 +1,189 @@
+"""Between octavo.v1 and the gateway's own words. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.cell import Pool
+from gateway.chat import ChatMessage
+from gateway.requests import (
+    ChatInput,
+    ChoiceFinished,
+    Delta,
+    Event,
+    FinishReason,
+    GenerateCommand,
+    Input,
+    LogprobColumns,
+    Started,
+    TextInput,
+    TokenIdsInput,
+    Usage,
+)
+from octavo.models.prepared import PreparedModel
+from octavo.rpc.logprobs import unpack_floats, unpack_ids
+from octavo.v1 import inference_pb2, model_pb2
+
+_ROLES: dict[inference_pb2.ChatRole, str] = {
+    inference_pb2.CHAT_ROLE_SYSTEM: "system",
+    inference_pb2.CHAT_ROLE_USER: "user",
+    inference_pb2.CHAT_ROLE_ASSISTANT: "assistant",
+}
+_FINISH_REASONS = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def command_from(request: inference_pb2.GenerateRequest) -> GenerateCommand:
+    """Return a request in our words, unchecked."""
+    sampling, stopping = request.sampling, request.stopping
+    return GenerateCommand(
+        model=request.model,
+        input=_input_from(request),
+        temperature=sampling.temperature if sampling.HasField("temperature") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else None,
+        top_k=sampling.top_k if sampling.HasField("top_k") else None,
+        min_p=sampling.min_p if sampling.HasField("min_p") else None,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
+        presence_penalty=sampling.presence_penalty if sampling.HasField("presence_penalty") else None,
+        frequency_penalty=sampling.frequency_penalty if sampling.HasField("frequency_penalty") else None,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        min_tokens=stopping.min_tokens if stopping.HasField("min_tokens") else None,
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        ignore_eos=stopping.ignore_eos,
+        top_logprobs=request.output.top_logprobs if request.output.HasField("top_logprobs") else None,
+        n=request.n if request.HasField("n") else None,
+        seed=request.seed if request.HasField("seed") else None,
+        label=request.request_id,
+    )
+
+
+def input_from_tokenize(request: inference_pb2.TokenizeRequest) -> Input | None:
+    """Return what is to be tokenized, unchecked."""
+    match request.WhichOneof("input"):
+        case "text":
+            return TextInput(request.text)
+        case "chat":
+            return _chat_from(request.chat)
+    return None
+
+
+def response_from(event: Event) -> inference_pb2.GenerateResponse:
+    """Return an event as it is streamed."""
+    match event:
+        case Delta():
+            return inference_pb2.GenerateResponse(
+                delta=inference_pb2.Delta(
+                    choice=event.choice,
+                    first_token_index=event.first_token_index,
+                    text=event.text,
+                    token_ids=event.token_ids,
+                    logprobs=None if event.logprobs is None else _token_logprobs(event.logprobs),
+                )
+            )
+        case Started():
+            return inference_pb2.GenerateResponse(started=_started(event))
+        case ChoiceFinished():
+            return inference_pb2.GenerateResponse(choice_finished=_choice_finished(event))
+        case Usage():
+            return inference_pb2.GenerateResponse(usage=_usage(event))
+
+
+def response_from_all(events: Iterable[Event]) -> inference_pb2.GenerateOnceResponse:
+    """Return all the events of a request as one message."""
+    response = inference_pb2.GenerateOnceResponse()
+    choices: dict[int, inference_pb2.Choice] = {}
+    texts: dict[int, list[str]] = {}
+    for event in events:
+        match event:
+            case Delta():
+                choice = choices.setdefault(event.choice, inference_pb2.Choice(index=event.choice))
+                choice.token_ids.extend(event.token_ids)
+                texts.setdefault(event.choice, []).append(event.text)
+                if event.logprobs is not None:
+                    choice.logprobs.extend(_token_logprobs(event.logprobs))
+            case Started():
+                response.started.CopyFrom(_started(event))
+            case ChoiceFinished():
+                choice = choices.setdefault(event.choice, inference_pb2.Choice(index=event.choice))
+                choice.finished.CopyFrom(_choice_finished(event))
+            case Usage():
+                response.usage.CopyFrom(_usage(event))
+    for index in sorted(choices):
+        choices[index].text = "".join(texts.get(index, ()))
+        response.choices.append(choices[index])
+    return response
+
+
+def model_to_proto(prepared: PreparedModel, pool: Pool | None) -> model_pb2.Model:
+    """Return what clients are told of a model; `pool`: who runs it now."""
+    return model_pb2.Model(
+        name=prepared.name,
+        revision=prepared.revision,
+        max_model_len=pool.max_model_len if pool else 0,
+        vocab_size=prepared.vocab_size,
+        eos_token_ids=prepared.eos_token_ids,
+        supports_chat=prepared.chat_template is not None,
+        ready_executors=pool.num_executors if pool else 0,
+        default_sampling=model_pb2.DefaultSampling(
+            temperature=prepared.temperature,
+            top_p=prepared.top_p,
+            top_k=prepared.top_k,
+            min_p=prepared.min_p,
+            repetition_penalty=prepared.repetition_penalty,
+        ),
+    )
+
+
+def _input_from(request: inference_pb2.GenerateRequest) -> Input | None:
+    match request.WhichOneof("input"):
+        case "text":
+            return TextInput(request.text)
+        case "token_ids":
+            return TokenIdsInput(request.token_ids.ids)
+        case "chat":
+            return _chat_from(request.chat)
+    return None
+
+
+def _chat_from(chat: inference_pb2.ChatInput) -> ChatInput:
+    return ChatInput([ChatMessage(_ROLES.get(message.role), message.content) for message in chat.messages])
+
+
+def _started(event: Started) -> inference_pb2.Started:
+    return inference_pb2.Started(
+        request_id=event.request_id,
+        model=event.model,
+        model_revision=event.model_revision,
+        seed=event.seed,
+        prompt_tokens=event.prompt_tokens,
+        max_tokens=event.max_tokens,
+    )
+
+
+def _choice_finished(event: ChoiceFinished) -> inference_pb2.ChoiceFinished:
+    return inference_pb2.ChoiceFinished(
+        choice=event.choice,
+        reason=_FINISH_REASONS[event.end.reason],
+        stop_token_id=event.end.stop_token_id,
+        completion_tokens=event.completion_tokens,
+    )
+
+
+def _usage(event: Usage) -> inference_pb2.Usage:
+    return inference_pb2.Usage(prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens)
+
+
+def _token_logprobs(columns: LogprobColumns) -> list[inference_pb2.TokenLogprobs]:
+    num_top = columns.num_top
+    token_ids = unpack_ids(columns.top_token_ids)
+    logprobs = unpack_floats(columns.top_logprobs)
+    rows: list[inference_pb2.TokenLogprobs] = []
+    for row, sampled in enumerate(unpack_floats(columns.sampled)):
+        top = [
+            inference_pb2.TopLogprob(token_id=token_ids[each], logprob=logprobs[each])
+            for each in range(row * num_top, (row + 1) * num_top)
+        ]
+        rows.append(inference_pb2.TokenLogprobs(logprob=sampled, top=top))
+    return rows

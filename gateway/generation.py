@@ -1,0 +1,235 @@
+"""From a client's request to its events: checks it, gives it to the scheduler, ends it whatever happens.
+
+Every way in (streaming, unary) reads the same events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Protocol
+
+import grpc
+
+from gateway import validation
+from gateway.cell import Cell
+from gateway.choice_reader import ChoiceReader
+from gateway.live_request import LiveRequest
+from gateway.live_requests import LiveRequests
+from gateway.prompts import tokenize
+from gateway.requests import CancelReason, Event, GenerateCommand, Started, Usage
+from gateway.served_models import ServedModel, ServedModels
+from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
+from octavo.rpc.telemetry import bind_request
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler(Protocol):
+    """What a request needs of the scheduler. Neither call waits: what a connection loses, the next one makes good."""
+
+    def submit(self, request: LiveRequest) -> None:
+        """Send the full record of a request."""
+
+    def cancel(self, request: LiveRequest, reason: CancelReason) -> None:
+        """Tell that a request is not wanted any more, in whatever state it is."""
+
+
+class Generation:
+    """The events of one request."""
+
+    def __init__(self, request: LiveRequest, model: ServedModel) -> None:
+        self._request = request
+        self._choices = [
+            ChoiceReader(index, choice, model.tokenizer.vocabulary, request.prompt_token_ids)
+            for index, choice in enumerate(request.choices)
+        ]
+        self._has_started = False
+        self._has_finished = False
+
+    @property
+    def request_id(self) -> str:
+        """The id that the gateway gave the request."""
+        return self._request.id
+
+    async def next_events(self) -> list[Event]:
+        """Return what has happened since the last call, waiting for it; nothing where all has been told.
+
+        In all: Started, then Deltas and one ChoiceFinished per choice, then Usage. Raises the ServiceError that ends
+        the request.
+        """
+        request = self._request
+        while not self._has_finished:
+            if request.error is not None:
+                raise request.error
+            if events := self._take_events():
+                return events
+            await request.changed.wait()
+            request.changed.clear()
+        return []
+
+    def _take_events(self) -> list[Event]:
+        request = self._request
+        events: list[Event] = []
+        if not request.confirmed:
+            return events
+        if not self._has_started:
+            self._has_started = True
+            events.append(self._started())
+        for choice in sorted(request.news):
+            events.extend(self._choices[choice].take_events())
+        request.news.clear()
+        if request.is_complete:
+            self._has_finished = True
+            events.append(Usage(len(request.prompt_token_ids), request.num_output_tokens))
+        return events
+
+    def _started(self) -> Started:
+        request = self._request
+        return Started(
+            request_id=request.id,
+            model=request.model,
+            model_revision=request.model_revision,
+            seed=request.sampling.seed,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.stopping.max_tokens,
+        )
+
+
+class Generator:
+    """Runs requests."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        live: LiveRequests,
+        cell: Cell,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock`: seconds, the event loop's."""
+        self._models = models
+        self._live = live
+        self._cell = cell
+        self._scheduler = scheduler
+        self._clock = clock
+
+    def check_open(self) -> None:
+        """Raise ServiceError (UNAVAILABLE) where the gateway is shutting down."""
+        self._live.check_open()
+
+    @asynccontextmanager
+    async def generate(
+        self, command: GenerateCommand, *, deadline: float | None = None, traceparent: str = ""
+    ) -> AsyncIterator[Generation]:
+        """Run a request while the context is open. However that is left, the scheduler is told, and nothing stays.
+
+        `deadline` is on the clock. Raises ServiceError: before anything is queued where the request is not to be run,
+        and DEADLINE_EXCEEDED when its time is up, whatever the body waits for.
+        """
+        self.check_open()
+        model = self._models.resolve(command.model)
+        try:
+            async with asyncio.timeout_at(deadline):
+                request = await self._accept(command, model, deadline, traceparent)
+                with bind_request(request.id), self._submitted(request):
+                    yield Generation(request, model)
+        except TimeoutError:
+            raise _deadline_exceeded() from None
+
+    async def _accept(
+        self, command: GenerateCommand, model: ServedModel, deadline: float | None, traceparent: str
+    ) -> LiveRequest:
+        """Check everything and start the record."""
+        prepared = model.prepared
+        violations = list(validation.check_parameters(command, prepared.vocab_size))
+        bad_input = list(validation.check_input(command.input, prepared))
+        prompt_token_ids: list[int] = []
+        max_tokens = 0
+        if command.input is not None and not bad_input:
+            prompt_token_ids, bad_input = await tokenize(model, command.input)
+        if command.input is not None and not bad_input:
+            pool = self._cell.pool(prepared)
+            max_model_len = pool.max_model_len if pool else prepared.max_position_embeddings
+            bad_input += validation.check_prompt_length(command.input, len(prompt_token_ids), max_model_len)
+            max_tokens = validation.resolve_max_tokens(command, len(prompt_token_ids), max_model_len)
+        if not bad_input:
+            violations += validation.check_min_tokens(command, max_tokens)
+        _raise_violations(bad_input + violations)
+        self._cell.require(prepared)
+        if deadline is not None and self._clock() >= deadline:
+            raise _deadline_exceeded()
+        return self._live.add(
+            label=command.label,
+            model=prepared.name,
+            model_revision=prepared.revision,
+            prompt_token_ids=prompt_token_ids,
+            sampling=validation.resolve_sampling(command, prepared),
+            stopping=validation.resolve_stopping(command, prepared, max_tokens),
+            num_choices=1 if command.n is None else command.n,
+            deadline=deadline,
+            traceparent=traceparent,
+        )
+
+    @contextmanager
+    def _submitted(self, request: LiveRequest) -> Iterator[None]:
+        """Give a request to the scheduler, and take it back however the body ends."""
+        logger.info("request accepted", extra={"fields": _fields_of_accepted(request)})
+        outcome = ""
+        try:
+            self._scheduler.submit(request)
+            yield
+        except ServiceError as error:
+            outcome = error.reason
+            raise
+        except asyncio.CancelledError:
+            outcome = "DEADLINE_EXCEEDED" if self._is_late(request) else "CLIENT_GONE"
+            raise
+        except BaseException as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._live.remove(request)
+            if not request.is_released:
+                self._scheduler.cancel(request, self._cancel_reason(request))
+            logger.info("request finished", extra={"fields": self._fields_of_finished(request, outcome)})
+
+    def _is_late(self, request: LiveRequest) -> bool:
+        return request.deadline is not None and self._clock() >= request.deadline
+
+    def _cancel_reason(self, request: LiveRequest) -> CancelReason:
+        if self._live.is_closed:
+            return CancelReason.SHUTDOWN
+        return CancelReason.DEADLINE if self._is_late(request) else CancelReason.CLIENT
+
+    def _fields_of_finished(self, request: LiveRequest, outcome: str) -> dict[str, object]:
+        reasons = sorted({choice.end.reason.value for choice in request.choices if choice.end is not None})
+        first = request.first_token_at
+        return {
+            "outcome": outcome or ",".join(reasons),
+            "completion_tokens": request.num_output_tokens,
+            "ttft_s": None if first is None else round(first - request.accepted_at, 4),
+            "total_s": round(self._clock() - request.accepted_at, 4),
+        }
+
+
+def _fields_of_accepted(request: LiveRequest) -> dict[str, object]:
+    return {
+        "label": request.label,
+        "model": request.model,
+        "prompt_tokens": len(request.prompt_token_ids),
+        "max_tokens": request.stopping.max_tokens,
+        "choices": len(request.choices),
+    }
+
+
+def _raise_violations(violations: list[FieldViolation]) -> None:
+    if violations:
+        raise invalid_argument(violations)
+
+
+def _deadline_exceeded() -> ServiceError:
+    message = "the deadline of the call passed before the output was complete"
+    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", message)

@@ -1,0 +1,165 @@
+"""All live requests of this gateway, by the counters that name them to the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from gateway.live_request import LiveRequest, RecordError
+from gateway.requests import ChoiceEnd, LogprobColumns, SamplingParams, StoppingParams
+from octavo.rpc.errors import ServiceError
+
+RETRY_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class LiveRequests:
+    """The mint of ids and the home of every live request's record.
+
+    A request stays from `add` to `remove`, which its handler calls however it ends; so what is here is what is served.
+    A counter is never used twice. Frames about requests that are not here change nothing: they crossed a cancel.
+    """
+
+    def __init__(self, incarnation: str, clock: Callable[[], float]) -> None:
+        """`incarnation`: this process, lower-case hex. `clock`: seconds, the event loop's."""
+        self.incarnation = incarnation
+        self._clock = clock
+        self._requests: dict[int, LiveRequest] = {}
+        self._last_counter = 0
+        self._is_closed = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def is_closed(self) -> bool:
+        """The gateway is shutting down."""
+        return self._is_closed
+
+    def check_open(self) -> None:
+        """Raise ServiceError (UNAVAILABLE) where the gateway is shutting down."""
+        if self._is_closed:
+            raise _shutting_down()
+
+    def add(
+        self,
+        *,
+        label: str,
+        model: str,
+        model_revision: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        stopping: StoppingParams,
+        num_choices: int,
+        deadline: float | None,
+        traceparent: str,
+    ) -> LiveRequest:
+        """Mint an id and start a record. Raises ServiceError when closed."""
+        self.check_open()
+        self._last_counter += 1
+        request = LiveRequest(
+            counter=self._last_counter,
+            incarnation=self.incarnation,
+            label=label,
+            model=model,
+            model_revision=model_revision,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            stopping=stopping,
+            num_choices=num_choices,
+            accepted_at=self._clock(),
+            deadline=deadline,
+            traceparent=traceparent,
+        )
+        self._requests[request.counter] = request
+        self._empty.clear()
+        return request
+
+    def remove(self, request: LiveRequest) -> None:
+        """Forget a request. Idempotent."""
+        self._requests.pop(request.counter, None)
+        if not self._requests:
+            self._empty.set()
+
+    def unended(self) -> list[LiveRequest]:
+        """Return those that the scheduler still has to do with, oldest first."""
+        return [request for request in self._requests.values() if not request.has_ended]
+
+    def find_unended(self, counter: int) -> LiveRequest | None:
+        """Return a request that has not ended."""
+        request = self._requests.get(counter)
+        return None if request is None or request.has_ended else request
+
+    def confirm(self, counter: int) -> None:
+        """Note that the scheduler has a request."""
+        if request := self.find_unended(counter):
+            request.confirm()
+
+    def apply(
+        self,
+        counter: int,
+        choice: int,
+        first_token_index: int,
+        token_ids: Sequence[int],
+        logprobs: LogprobColumns | None,
+        end: ChoiceEnd | None,
+    ) -> None:
+        """Apply what one choice got. What cannot follow from the record fails the request and is logged."""
+        request = self.find_unended(counter)
+        if request is None:
+            return
+        try:
+            request.apply(choice, first_token_index, token_ids, logprobs, end, self._clock())
+        except RecordError as fault:
+            self._fail_internally(request, f"choice {choice}: {fault}", released=False)
+
+    def fail(self, counter: int, error: ServiceError) -> None:
+        """End a request with the scheduler's error."""
+        if request := self.find_unended(counter):
+            request.fail(error, released=True)
+
+    def fault(self, counter: int, what: str) -> None:
+        """End a request of which the scheduler sent something that makes no sense."""
+        if request := self.find_unended(counter):
+            self._fail_internally(request, what, released=False)
+
+    def finish(self, counter: int) -> None:
+        """Note that the scheduler is done with a request: all its choices must have ended."""
+        if request := self.find_unended(counter):
+            self._fail_internally(request, "the request finished, but not all of its choices have", released=True)
+
+    def close(self) -> None:
+        """Take no more requests, and end those here with UNAVAILABLE."""
+        self._is_closed = True
+        for request in self._requests.values():
+            request.fail(_shutting_down(), released=False)
+
+    async def wait_empty(self) -> None:
+        """Return when no request is left."""
+        await self._empty.wait()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where a record contradicts itself or the mint."""
+        assert self._empty.is_set() == (not self._requests)
+        assert len({request.id for request in self._requests.values()}) == len(self._requests)
+        for counter, request in self._requests.items():
+            assert request.counter == counter <= self._last_counter
+            assert not self._is_closed or request.has_ended, f"request {request.id} outlives the gateway"
+            request.check_invariants()
+
+    def _fail_internally(self, request: LiveRequest, what: str, *, released: bool) -> None:
+        logger.error("output contradicts the record", extra={"fields": {"request_id": request.id, "fault": what}})
+        error = ServiceError(grpc.StatusCode.INTERNAL, "OUTPUT_FAULT", "the output of the request was damaged")
+        request.fail(error, released=released)
+
+
+def _shutting_down() -> ServiceError:
+    # A new one each time: an exception that is raised again and again keeps every traceback.
+    message = "the gateway is shutting down: try again shortly"
+    return ServiceError(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", message, retry_delay=RETRY_SECONDS)

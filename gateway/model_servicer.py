@@ -1,0 +1,68 @@
+"""octavo.v1.ModelService: which models are served."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+import grpc.aio
+
+from gateway.cell import Cell
+from gateway.convert import model_to_proto
+from gateway.served_models import ServedModels
+from octavo.rpc.errors import FieldViolation, invalid_argument
+from octavo.v1 import model_pb2, model_pb2_grpc
+
+DEFAULT_PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1000
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ModelServicer(model_pb2_grpc.ModelServiceServicer):
+    """Lists and describes the served models."""
+
+    def __init__(self, models: ServedModels, cell: Cell) -> None:
+        self._models = models
+        self._cell = cell
+
+    async def ListModels(  # noqa: N802
+        self, request: model_pb2.ListModelsRequest, _context: _Context
+    ) -> model_pb2.ListModelsResponse:
+        """Answer with a page of models, sorted by name."""
+        violations: list[FieldViolation] = []
+        if request.page_size > MAX_PAGE_SIZE:
+            violations.append(FieldViolation("page_size", f"must be at most {MAX_PAGE_SIZE}, is {request.page_size}"))
+        after = _name_from_token(request.page_token)
+        if after is None:
+            violations.append(FieldViolation("page_token", "is none that ListModels gave"))
+        if after is None or violations:
+            raise invalid_argument(violations)
+        rest = [model for model in self._models if model.name > after]
+        page = rest[: request.page_size or DEFAULT_PAGE_SIZE]
+        return model_pb2.ListModelsResponse(
+            models=[model_to_proto(model.prepared, self._cell.pool(model.prepared)) for model in page],
+            next_page_token=_token_from_name(page[-1].name) if len(page) < len(rest) else "",
+        )
+
+    async def GetModel(  # noqa: N802
+        self, request: model_pb2.GetModelRequest, _context: _Context
+    ) -> model_pb2.GetModelResponse:
+        """Answer with one model."""
+        if not request.name:
+            raise invalid_argument([FieldViolation("name", "is required")])
+        prepared = self._models.resolve(request.name).prepared
+        return model_pb2.GetModelResponse(model=model_to_proto(prepared, self._cell.pool(prepared)))
+
+
+def _token_from_name(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _name_from_token(token: str) -> str | None:
+    """Return the name that the last page ended with, "" for the first page, None for what is no token."""
+    try:
+        return base64.urlsafe_b64decode(token.encode("ascii")).decode()
+    except (binascii.Error, UnicodeError):
+        return None

@@ -1,0 +1,123 @@
+"""Between octavo.internal.scheduler.v1 and the gateway's own words. Pure functions."""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2
+
+from gateway.cell import Pool
+from gateway.live_request import ChoiceRecord, LiveRequest
+from gateway.requests import CancelReason, ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
+from octavo.internal.executor.v1 import sequence_pb2
+from octavo.internal.scheduler.v1 import scheduler_pb2
+from octavo.rpc.errors import FieldViolation, ServiceError, code_from_number
+
+_FINISH_REASONS: dict[scheduler_pb2.FinishReason, FinishReason] = {
+    scheduler_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    scheduler_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    scheduler_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+}
+_FINISH_REASON_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
+_CANCEL_REASONS = {
+    CancelReason.CLIENT: scheduler_pb2.CANCEL_REASON_CLIENT,
+    CancelReason.DEADLINE: scheduler_pb2.CANCEL_REASON_DEADLINE,
+    CancelReason.SHUTDOWN: scheduler_pb2.CANCEL_REASON_SHUTDOWN,
+}
+
+
+def submit_from(request: LiveRequest, now: float) -> scheduler_pb2.AttachRequest:
+    """Return the full record of a request as it stands now; `now` on the clock of the record."""
+    submit = scheduler_pb2.Submit(
+        request=request.counter,
+        label=request.label,
+        model=request.model,
+        model_revision=request.model_revision,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=_sampling(request.sampling),
+        stopping=_stopping(request.stopping),
+        choices=[_choice(choice) for choice in request.choices],
+        age=_duration(now - request.accepted_at),
+        traceparent=request.traceparent,
+    )
+    if request.deadline is not None:
+        submit.remaining_deadline.CopyFrom(_duration(request.deadline - now))
+    return scheduler_pb2.AttachRequest(submit=submit)
+
+
+def cancel_from(counter: int, reason: CancelReason) -> scheduler_pb2.AttachRequest:
+    """Return the end of a whole request."""
+    return scheduler_pb2.AttachRequest(cancel=scheduler_pb2.Cancel(request=counter, reason=_CANCEL_REASONS[reason]))
+
+
+def end_from(output: scheduler_pb2.ChoiceOutput) -> ChoiceEnd | None:
+    """Return how a choice ended with this output, if it did. Raises ValueError for a reason that is none."""
+    if not output.HasField("end"):
+        return None
+    reason = _FINISH_REASONS.get(output.end.reason)
+    if reason is None:
+        raise ValueError(f"finish reason {output.end.reason} is not known")
+    return ChoiceEnd(reason, output.end.stop_token_id if output.end.HasField("stop_token_id") else None)
+
+
+def logprobs_from(output: scheduler_pb2.ChoiceOutput) -> LogprobColumns | None:
+    """Return the logprobs of an output's tokens, if it has any."""
+    if not output.HasField("logprobs"):
+        return None
+    columns = output.logprobs
+    return LogprobColumns(columns.num_top, columns.sampled, columns.top_token_ids, columns.top_logprobs)
+
+
+def error_from(error: scheduler_pb2.RequestError) -> ServiceError:
+    """Return a request's error as its client gets it."""
+    violations = [FieldViolation(error.field, error.message)] if error.field else []
+    retry_delay = error.retry_delay.ToNanoseconds() / 1e9 if error.HasField("retry_delay") else None
+    return ServiceError(
+        code_from_number(error.code),
+        error.reason,
+        error.message,
+        metadata=dict(error.metadata),
+        violations=violations,
+        retry_delay=retry_delay,
+    )
+
+
+def pools_from(pools: scheduler_pb2.ModelPools) -> dict[str, Pool]:
+    """Return the pools by model name."""
+    return {
+        each.model: Pool(each.model, each.model_revision, each.num_executors, each.max_model_len)
+        for each in pools.pools
+    }
+
+
+def _sampling(params: SamplingParams) -> sequence_pb2.SamplingParams:
+    return sequence_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=params.seed,
+        top_logprobs=params.top_logprobs,
+    )
+
+
+def _stopping(params: StoppingParams) -> sequence_pb2.StoppingParams:
+    return sequence_pb2.StoppingParams(
+        max_tokens=params.max_tokens, min_tokens=params.min_tokens, stop_token_ids=params.stop_token_ids
+    )
+
+
+def _choice(choice: ChoiceRecord) -> scheduler_pb2.ChoiceRecord:
+    record = scheduler_pb2.ChoiceRecord(token_ids=choice.token_ids)
+    if choice.end is not None:
+        record.end.reason = _FINISH_REASON_NUMBERS[choice.end.reason]
+        if choice.end.stop_token_id is not None:
+            record.end.stop_token_id = choice.end.stop_token_id
+    return record
+
+
+def _duration(seconds: float) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(max(0, round(seconds * 1e9)))
+    return duration

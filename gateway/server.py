@@ -1,0 +1,109 @@
+"""The gateway assembled, and the order in which it starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gateway.cell import Cell
+from gateway.generation import Generator
+from gateway.live_requests import LiveRequests
+from gateway.model_servicer import ModelServicer
+from gateway.scheduler_client import Backoff, SchedulerClient
+from gateway.served_models import ServedModel, ServedModels
+from gateway.servicer import InferenceServicer
+from octavo.models.prepared import PreparedModel, open_prepared
+from octavo.rpc.channel import open_channel
+from octavo.rpc.server import HealthBoard, RpcServer, wait_for_signal
+from octavo.settings import GatewaySettings
+from octavo.v1 import inference_pb2_grpc, model_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+INFERENCE_SERVICE = "octavo.v1.InferenceService"
+MODEL_SERVICE = "octavo.v1.ModelService"
+
+# Long texts at work at once. Each takes a core for a while, and there are streams to serve besides.
+_NUM_THREADS = 2
+# Seconds: for streams to tell their clients, for what is left to be cut, for the scheduler to hear of it.
+_STREAMS_END = 2.0
+_CUT = 1.0
+_SCHEDULER_HEARS = 1.0
+
+
+class GatewayServer:
+    """The gateway. Make it inside the event loop that runs it; `start` once, `stop` once."""
+
+    def __init__(self, settings: GatewaySettings, models: Sequence[PreparedModel], backoff: Backoff) -> None:
+        """Load tokenizers and templates. Raises ModelError."""
+        clock = asyncio.get_running_loop().time
+        self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
+        self._models = ServedModels([ServedModel.open(prepared, self._executor) for prepared in models])
+        self.live = LiveRequests(secrets.token_hex(16), clock)
+        self._cell = Cell()
+        self._channel = open_channel(settings.scheduler)
+        self._scheduler = SchedulerClient(
+            self._channel, self.live, self._cell, cell_name=settings.cell, clock=clock, backoff=backoff
+        )
+        generator = Generator(self._models, self.live, self._cell, self._scheduler, clock)
+        self._rpc = RpcServer(settings.bind, settings.port)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+            InferenceServicer(generator, self._models, clock), self._rpc.server
+        )
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._models, self._cell), self._rpc.server)
+        self._health: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port bound by `start`."""
+        return self._rpc.port
+
+    async def start(self) -> None:
+        """Listen, and connect to the scheduler. Health says SERVING once a model can run. Raises PortTakenError."""
+        await self._rpc.start(INFERENCE_SERVICE, MODEL_SERVICE)
+        await self._rpc.health.set(MODEL_SERVICE, True)
+        self._scheduler.start()
+        self._health = asyncio.create_task(_publish_health(self._rpc.health, self._models, self._cell))
+
+    async def stop(self) -> None:
+        """Say NOT_SERVING, end every stream with a status, tell the scheduler, leave nothing behind."""
+        await self._rpc.health.drain()
+        self.live.close()
+        # Calls that come meanwhile are still answered: UNAVAILABLE, with when to try again.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.live.wait_empty(), _STREAMS_END)
+        await self._rpc.stop(_CUT)
+        # Last, so that it hears of the streams that had to be cut.
+        await self._scheduler.stop(_SCHEDULER_HEARS)
+        if self._health is not None:
+            self._health.cancel()
+            await asyncio.gather(self._health, return_exceptions=True)
+        await self._channel.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def serve(settings: GatewaySettings) -> int:
+    """Run the gateway until SIGTERM or SIGINT. Raises ModelError and PortTakenError."""
+    stopped = asyncio.create_task(wait_for_signal())
+    server = GatewayServer(settings, [open_prepared(settings.model)], Backoff())
+    await server.start()
+    logger.info("listening", extra={"fields": {"bind": settings.bind, "port": server.port}})
+    await stopped
+    logger.info("stopping", extra={"fields": {"live_requests": len(server.live)}})
+    await server.stop()
+    return 0
+
+
+async def _publish_health(health: HealthBoard, models: ServedModels, cell: Cell) -> None:
+    """Keep health true: a model serves while the cell can run it, the service while any model does."""
+    while True:
+        ready = {model.name: cell.pool(model.prepared) is not None for model in models}
+        for name, is_ready in ready.items():
+            await health.set(f"model/{name}", is_ready)
+        for service in ("", INFERENCE_SERVICE):
+            await health.set(service, any(ready.values()))
+        await cell.wait_changed()
