@@ -1,0 +1,23 @@
+"""Starts the scheduler: python -m scheduler_svc."""
+
+from __future__ import annotations
+
+from octavo.rpc.server import PortTakenError, run
+from octavo.rpc.settings import stop_with
+from octavo.rpc.telemetry import configure_logging
+from octavo.settings import SchedulerSettings, load
+from scheduler_svc.server import serve
+
+
+def main() -> int:
+    """Read the settings and run until told to stop."""
+    settings = load(SchedulerSettings)
+    configure_logging("scheduler", settings.log_level)
+    try:
+        return run(serve(settings))
+    except (PortTakenError, ValueError) as error:
+        stop_with("scheduler", error)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

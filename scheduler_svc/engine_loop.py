@@ -1,0 +1,253 @@
+"""The choreography of the scheduler: schedule -> execute -> update -> publish.
+
+Everything here runs on one event loop and the engine is called from nowhere else, so its state needs no lock. Calls
+that bring something in (a request, a cancel, a result, an executor) act at once and wake the loop; the loop then
+builds steps, one for each session in turn until no session wants any more. A wake-up cannot be lost: it is a flag
+that is cleared before the round that answers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, Protocol
+
+from octavo.rpc.errors import ServiceError
+from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, ScheduledBatch
+from scheduler_svc.engine import Engine
+from scheduler_svc.load import LoadSnapshot, ModelPoolView
+from scheduler_svc.request_log import RequestLog, format_request_id
+from scheduler_svc.sequence import RequestId, RequestRecord
+
+logger = logging.getLogger(__name__)
+
+EXPIRE_INTERVAL = 0.1
+"""Seconds between looks at the clock where nothing else happens: deadlines and timeouts are late by no more."""
+
+_MOST_LOGGED = 20_000
+"""Characters of a batch that go into the log of a failure; a long prompt alone is longer."""
+
+
+class EngineFailedError(Exception):
+    """The engine raised what it never should: its state cannot be trusted, so the process has to end."""
+
+
+class ExecutorLink(Protocol):
+    """Where a session's steps go."""
+
+    def send(self, batch: ScheduledBatch) -> None:
+        """Send a step. Never waits; the engine's depth bounds how many are on their way."""
+
+
+class Publisher(Protocol):
+    """Where events go."""
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Take in the events of one engine call. Never waits."""
+
+
+PoolsWatcher = Callable[[Sequence[ModelPoolView]], None]
+
+
+class _Session:
+    def __init__(self, link: ExecutorLink) -> None:
+        self.link = link
+        self.in_flight: dict[int, ScheduledBatch] = {}
+
+
+class EngineLoop:
+    """Drives the engine. Owns no request and no block; knows the open sessions and the steps on their way.
+
+    check_invariants: after every event, not on idle alone. Every method may raise EngineFailedError, and so does `run`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        *,
+        check_invariants: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        expire_interval: float = EXPIRE_INTERVAL,
+    ) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._pools_watchers: list[PoolsWatcher] = []
+        self._check_invariants = check_invariants
+        self._clock = clock
+        self._expire_interval = expire_interval
+        self._log = RequestLog()
+        self._sessions: dict[int, _Session] = {}
+        self._turn = 0
+        self._touched = False
+        self._wake = asyncio.Event()
+        self._failure: EngineFailedError | None = None
+
+    def watch_pools(self, watcher: PoolsWatcher) -> None:
+        """Have `watcher` told which models can run, on every change."""
+        self._pools_watchers.append(watcher)
+
+    # What comes from gateways.
+
+    def submit(self, record: RequestRecord) -> None:
+        """Take a request in; a known one changes nothing. Raises ServiceError where it is refused."""
+        now = self._clock()
+        with self._guarded("submit", request_id=format_request_id(record.id)):
+            events = self._engine.submit(record, now)
+        self._log.accepted(record, now)
+        self._after(events, now)
+
+    def cancel(
+        self,
+        request_id: RequestId,
+        choice: int | None = None,
+        kept_tokens: int | None = None,
+        *,
+        publish: bool = True,
+    ) -> bool:
+        """End a request or one choice of it. Returns whether anything ended. publish=False: its gateway is not told."""
+        now = self._clock()
+        with self._guarded("cancel", request_id=format_request_id(request_id)):
+            events = self._engine.cancel(request_id, choice, kept_tokens)
+        # The engine may hand out events of other requests along with these.
+        own = [event for event in events if event.request == request_id]
+        if not publish:
+            self._log.published(own, now)
+            events = [event for event in events if event.request != request_id]
+        self._after(events, now)
+        return bool(own)
+
+    def requests_of(self, incarnation: str) -> set[int]:
+        """Return the counters of one gateway's live requests."""
+        with self._guarded("requests_of"):
+            return self._engine.requests_of(incarnation)
+
+    # What comes from executors.
+
+    def join(self, spec: ExecutorSpec, link: ExecutorLink) -> int:
+        """Open a session with an executor that is ready. Raises ServiceError where its model has another revision."""
+        with self._guarded("add_executor", address=spec.address):
+            session = self._engine.add_executor(spec)
+        self._sessions[session] = _Session(link)
+        self._pools_changed()
+        self._after([], self._clock())
+        return session
+
+    def leave(self, session: int) -> None:
+        """Close a session; its sequences go on elsewhere."""
+        del self._sessions[session]
+        if self._failure is not None:
+            return
+        with self._guarded("remove_executor", session=session):
+            events = self._engine.remove_executor(session)
+        self._pools_changed()
+        self._after(events, self._clock())
+
+    def apply(self, session: int, result: BatchResult) -> None:
+        """Take a step's result in."""
+        now = self._clock()
+        batch = self._sessions[session].in_flight.pop(result.step, None)
+        with self._guarded("update", session=session, step=result.step, batch=batch, result=result):
+            events = self._engine.update(session, result, now)
+        self._after(events, now)
+
+    # What others ask.
+
+    def pools(self) -> list[ModelPoolView]:
+        """Return the models that can run now."""
+        with self._guarded("pools"):
+            return self._engine.pools()
+
+    def load(self) -> LoadSnapshot:
+        """Return how busy the cell is."""
+        with self._guarded("load"):
+            return self._engine.load()
+
+    # The loop.
+
+    async def run(self) -> NoReturn:
+        """Build steps for as long as there is work, and wait where there is none. Raises EngineFailedError."""
+        self._tick()
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._schedule_round():  # noqa: ASYNC110 - the sleep yields, it does not poll
+                    # Results and requests that have come in meanwhile belong in the next round.
+                    await asyncio.sleep(0)
+                self._check_idle()
+        finally:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._expire_interval, self._tick)
+        self._wake.set()
+
+    def _check_idle(self) -> None:
+        if self._touched and not any(session.in_flight for session in self._sessions.values()):
+            self._touched = False
+            with self._guarded("check_invariants"):
+                self._engine.check_invariants()
+
+    def _expire(self) -> None:
+        now = self._clock()
+        with self._guarded("expire"):
+            events = self._engine.expire(now)
+        self._publish(events, now)
+
+    def _schedule_round(self) -> bool:
+        """Build at most one step for each session. Returns whether there was any."""
+        self._expire()
+        sessions = list(self._sessions.items())
+        # Who comes first changes from round to round: work that fits anywhere is not always the same executor's.
+        self._turn += 1
+        first = self._turn % len(sessions) if sessions else 0
+        any_scheduled = False
+        for number, session in sessions[first:] + sessions[:first]:
+            with self._guarded("schedule", session=number):
+                batch = self._engine.schedule(number, self._clock())
+            if batch is not None:
+                session.in_flight[batch.step] = batch
+                session.link.send(batch)
+                any_scheduled = True
+            if self._check_invariants:
+                with self._guarded("check_invariants", session=number, batch=batch):
+                    self._engine.check_invariants()
+        return any_scheduled
+
+    def _after(self, events: list[Event], now: float) -> None:
+        self._touched = True
+        self._publish(events, now)
+        if self._check_invariants:
+            with self._guarded("check_invariants"):
+                self._engine.check_invariants()
+        self._wake.set()
+
+    def _publish(self, events: list[Event], now: float) -> None:
+        if events:
+            self._log.published(events, now)
+            self._publisher.publish(events)
+
+    def _pools_changed(self) -> None:
+        pools = self.pools()
+        for watcher in self._pools_watchers:
+            watcher(pools)
+
+    @contextmanager
+    def _guarded(self, call: str, **about: object) -> Iterator[None]:
+        """Turn what the engine raises, but for ServiceError, into EngineFailedError for this caller and for `run`."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except ServiceError:
+            raise
+        except Exception as error:
+            fields = {"call": call} | {name: repr(value)[:_MOST_LOGGED] for name, value in about.items()}
+            logger.critical("the engine failed; this process ends", exc_info=error, extra={"fields": fields})
+            self._failure = EngineFailedError(f"{call}: {error!r}")
+            self._wake.set()
+            raise self._failure from error

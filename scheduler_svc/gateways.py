@@ -1,0 +1,260 @@
+"""Attached gateways: who is attached, what each is told, and what becomes of a gateway's requests when it goes.
+
+A gateway that is gone keeps its requests running for the grace, in case it comes back; then they are cancelled. One
+that attaches again is reconciled: what it does not list is cancelled, what it lists and nobody knows it is told, and
+frames it has not acknowledged are sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+import grpc
+
+from octavo.rpc.errors import ServiceError
+from scheduler_svc.convert import (
+    Frame,
+    accepted_frame,
+    load_report_frame,
+    model_pools_frame,
+    rejected_frame,
+    welcome_frame,
+)
+from scheduler_svc.engine_loop import EngineLoop
+from scheduler_svc.load import ModelPoolView
+from scheduler_svc.output_streams import OutputStream, OutputStreams, lapsed_error
+from scheduler_svc.request_log import format_request_id
+from scheduler_svc.sequence import RequestRecord
+
+logger = logging.getLogger(__name__)
+
+LOAD_INTERVAL = 1.0
+"""Seconds between LoadReports."""
+
+_MOST_CONTROL_FRAMES = 10_000
+_MOST_NOTED_CANCELS = 1_000
+
+
+def replaced_error() -> ServiceError:
+    """Return the status of a stream whose gateway has opened another."""
+    return ServiceError(grpc.StatusCode.ABORTED, "REPLACED", "this gateway has attached again")
+
+
+def stopping_error() -> ServiceError:
+    """Return the status of a stream whose scheduler goes away."""
+    return ServiceError(
+        grpc.StatusCode.UNAVAILABLE, "SCHEDULER_STOPPING", "the scheduler is stopping; attach again", retry_delay=1.0
+    )
+
+
+class Attachment:
+    """One live stream of a gateway: what is written to it next, and why it ends.
+
+    Answers (Welcome, Accepted, Rejected) go before outputs, so Accepted always precedes a request's first output. Of
+    pools and load only the newest is kept.
+    """
+
+    def __init__(self, incarnation: str, outputs: OutputStream) -> None:
+        self.incarnation = incarnation
+        self.noted_cancels: set[int] = set()
+        self._outputs = outputs
+        self._answers: deque[Frame] = deque()
+        self._pools: Frame | None = None
+        self._load: Frame | None = None
+        self._wake = asyncio.Event()
+        self._error: ServiceError | None = None
+        self._closed = asyncio.Event()
+        outputs.notify = self._notify
+        outputs.rewind()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this is still its gateway's stream."""
+        return self._error is None
+
+    def answer(self, frame: Frame) -> None:
+        """Write an answer."""
+        self._answers.append(frame)
+        if len(self._answers) > _MOST_CONTROL_FRAMES:
+            self.close(lapsed_error())
+        self._wake.set()
+
+    def put_pools(self, frame: Frame) -> None:
+        """Write the newest pools."""
+        self._pools = frame
+        self._wake.set()
+
+    def put_load(self, frame: Frame) -> None:
+        """Write the newest load."""
+        self._load = frame
+        self._wake.set()
+
+    def close(self, error: ServiceError) -> None:
+        """End the stream with `error`; nothing more is taken from it or written to it."""
+        if self._error is None:
+            self._error = error
+            self._closed.set()
+
+    async def closed(self) -> NoReturn:
+        """Wait for `close` and raise its error."""
+        await self._closed.wait()
+        assert self._error is not None
+        raise self._error
+
+    async def next_frame(self) -> Frame:
+        """Return what to write next, waiting for it."""
+        while True:
+            self._wake.clear()
+            if self._error is None and (frame := self._take()) is not None:
+                return frame
+            await self._wake.wait()
+
+    def _take(self) -> Frame | None:
+        if self._answers:
+            return self._answers.popleft()
+        if self._pools is not None:
+            frame, self._pools = self._pools, None
+            return frame
+        output = self._outputs.next_frame()
+        if output is None and self._load is not None:
+            output, self._load = self._load, None
+        return output
+
+    def _notify(self) -> None:
+        if self._outputs.lapsed:
+            self.close(lapsed_error())
+        self._wake.set()
+
+
+class Gateways:
+    """All gateways of the cell. `grace`: seconds that a lost gateway's requests go on."""
+
+    def __init__(self, engine_loop: EngineLoop, outputs: OutputStreams, grace: float) -> None:
+        self._engine_loop = engine_loop
+        self._outputs = outputs
+        self._grace = grace
+        self._attached: dict[str, Attachment] = {}
+        self._absent: dict[str, asyncio.TimerHandle] = {}
+        self._closing: ServiceError | None = None
+
+    def __len__(self) -> int:
+        return len(self._attached)
+
+    def attach(self, incarnation: str, live: Collection[int], term: int) -> Attachment:
+        """Take a gateway's stream, in place of any earlier one, and answer its Hello.
+
+        `live` are the requests it believes to be live. Raises ServiceError once `close` was called.
+        """
+        if self._closing is not None:
+            raise self._closing
+        earlier = self._attached.pop(incarnation, None)
+        if earlier is not None:
+            earlier.close(replaced_error())
+        timer = self._absent.pop(incarnation, None)
+        if timer is not None:
+            timer.cancel()
+        outputs = self._outputs.open(incarnation)
+        if outputs.lapsed:
+            self._abandon(incarnation)
+            outputs = self._outputs.open(incarnation)
+        listed = set(live)
+        known = self._engine_loop.requests_of(incarnation)
+        for counter in sorted(known - listed):
+            # The gateway has forgotten it, so nobody is to be told.
+            self._engine_loop.cancel((incarnation, counter), publish=False)
+        unknown = sorted(listed - known - outputs.finished_requests)
+        attachment = Attachment(incarnation, outputs)
+        attachment.answer(welcome_frame(term, unknown))
+        attachment.put_pools(model_pools_frame(self._engine_loop.pools()))
+        self._attached[incarnation] = attachment
+        fields = {"gateway": incarnation, "live": len(listed), "unknown": len(unknown), "dropped": len(known - listed)}
+        logger.info("gateway attached", extra={"fields": fields})
+        return attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """A stream has ended. Its gateway's requests go on for the grace, unless another stream took its place."""
+        incarnation = attachment.incarnation
+        if self._attached.get(incarnation) is not attachment:
+            return
+        attachment.close(stopping_error())
+        del self._attached[incarnation]
+        logger.info("gateway detached", extra={"fields": {"gateway": incarnation}})
+        if self._closing is None:
+            loop = asyncio.get_running_loop()
+            self._absent[incarnation] = loop.call_later(self._grace, self._abandon, incarnation)
+
+    def submit(self, attachment: Attachment, record: RequestRecord) -> None:
+        """Take a request in and answer Accepted or Rejected."""
+        counter = record.id[1]
+        # A request that has ended but whose end is on its way is known too.
+        if not self._outputs.open(attachment.incarnation).owes_finish_of(counter):
+            try:
+                self._engine_loop.submit(record)
+            except ServiceError as error:
+                self.reject(attachment, counter, error)
+                return
+        attachment.answer(accepted_frame(counter))
+
+    def reject(self, attachment: Attachment, counter: int, error: ServiceError) -> None:
+        """Refuse a request."""
+        fields = {
+            "request_id": format_request_id((attachment.incarnation, counter)),
+            "code": error.code.name,
+            "reason": error.reason,
+            "error": error.message,
+        }
+        logger.info("request rejected", extra={"fields": fields})
+        attachment.answer(rejected_frame(counter, error))
+
+    def cancel(self, attachment: Attachment, counter: int, choice: int | None, kept: int | None, reason: str) -> None:
+        """End a request or one choice of it. What is not live stays as it is; that is noted once for each request."""
+        request_id = (attachment.incarnation, counter)
+        if self._engine_loop.cancel(request_id, choice, kept):
+            return
+        noted = attachment.noted_cancels
+        if counter not in noted and len(noted) < _MOST_NOTED_CANCELS:
+            noted.add(counter)
+            fields = {"request_id": format_request_id(request_id), "reason": reason}
+            logger.info("cancel of what is not live", extra={"fields": fields})
+
+    def acknowledge(self, attachment: Attachment, sequence: int) -> None:
+        """Forget the outputs up to a sequence number. Raises ServiceError where that one was never sent."""
+        self._outputs.open(attachment.incarnation).acknowledge(sequence)
+
+    def pools_changed(self, pools: Sequence[ModelPoolView]) -> None:
+        """Tell every gateway which models can run."""
+        for attachment in self._attached.values():
+            attachment.put_pools(model_pools_frame(pools))
+
+    async def report_load(self, interval: float = LOAD_INTERVAL) -> NoReturn:
+        """Tell every gateway how busy the cell is, for ever."""
+        while True:
+            await asyncio.sleep(interval)
+            if self._attached:
+                frame = load_report_frame(self._engine_loop.load())
+                for attachment in self._attached.values():
+                    attachment.put_load(frame)
+
+    def close(self, error: ServiceError) -> None:
+        """End every stream with `error` and take no more. Requests stay: their gateways hold the records."""
+        self._closing = error
+        for attachment in self._attached.values():
+            attachment.close(error)
+        for timer in self._absent.values():
+            timer.cancel()
+        self._absent.clear()
+
+    def _abandon(self, incarnation: str) -> None:
+        """Cancel what is left of a gateway that did not come back."""
+        self._absent.pop(incarnation, None)
+        # First, so that the cancels make no frames.
+        self._outputs.discard(incarnation)
+        counters = self._engine_loop.requests_of(incarnation)
+        for counter in sorted(counters):
+            self._engine_loop.cancel((incarnation, counter), publish=False)
+        fields = {"gateway": incarnation, "cancelled": len(counters)}
+        logger.info("gateway abandoned", extra={"fields": fields})

@@ -1,0 +1,88 @@
+"""One log line when a request is accepted and one when it ends, with what it got and how long it took."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from scheduler_svc.batch import Event, RequestDone, TokensOut
+from scheduler_svc.sequence import RequestId, RequestRecord
+
+logger = logging.getLogger(__name__)
+
+
+def format_request_id(request_id: RequestId) -> str:
+    """Return the id as it stands in logs: incarnation-counter."""
+    incarnation, counter = request_id
+    return f"{incarnation}-{counter}"
+
+
+@dataclass
+class _LiveRequest:
+    accepted_at: float
+    prompt_tokens: int
+    first_token_at: float | None = None
+    tokens: dict[int, int] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+class RequestLog:
+    """Follows live requests by the events that are published. Times are seconds on the engine loop's clock."""
+
+    def __init__(self) -> None:
+        self._live: dict[RequestId, _LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def accepted(self, record: RequestRecord, now: float) -> None:
+        """Log an accepted request; one that is known already changes nothing."""
+        if record.id in self._live:
+            return
+        live = _LiveRequest(now - record.age, len(record.prompt_token_ids))
+        live.tokens = {index: len(choice.token_ids) for index, choice in enumerate(record.choices)}
+        self._live[record.id] = live
+        fields = {
+            "request_id": format_request_id(record.id),
+            "label": record.label,
+            "model": record.model,
+            "prompt_tokens": live.prompt_tokens,
+            "choices": len(record.choices),
+            "committed_tokens": sum(live.tokens.values()),
+            "age": round(record.age, 6),
+        }
+        logger.info("request accepted", extra={"fields": fields})
+
+    def published(self, events: Iterable[Event], now: float) -> None:
+        """Follow the events of one engine call."""
+        for event in events:
+            live = self._live.get(event.request)
+            if live is None:
+                continue
+            if isinstance(event, TokensOut):
+                if event.token_ids:
+                    live.tokens[event.choice] = event.first_token_index + len(event.token_ids)
+                    live.first_token_at = now if live.first_token_at is None else live.first_token_at
+                if event.end is not None:
+                    live.reasons[event.choice] = event.end.reason.value
+            else:
+                del self._live[event.request]
+                _log_end(event, live, now)
+
+
+def _log_end(done: RequestDone, live: _LiveRequest, now: float) -> None:
+    first_token = None if live.first_token_at is None else round(live.first_token_at - live.accepted_at, 6)
+    fields: dict[str, object] = {
+        "request_id": format_request_id(done.request),
+        "reasons": [live.reasons[choice] for choice in sorted(live.reasons)],
+        "prompt_tokens": live.prompt_tokens,
+        "completion_tokens": sum(live.tokens.values()),
+        "first_token_seconds": first_token,
+        "seconds": round(now - live.accepted_at, 6),
+    }
+    if done.error is None:
+        logger.info("request finished", extra={"fields": fields})
+        return
+    fields |= {"code": done.error.code.name, "reason": done.error.reason, "error": done.error.message}
+    logger.warning("request failed", extra={"fields": fields})

@@ -1,0 +1,154 @@
+"""Wiring of the scheduler, and the order of its start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+import grpc.aio
+
+from octavo.internal.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from octavo.rpc.channel import open_channel
+from octavo.rpc.server import RpcServer, wait_for_signal
+from octavo.settings import SchedulerSettings
+from scheduler_svc.engine import Engine
+from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
+from scheduler_svc.executor_client import ExecutorClient
+from scheduler_svc.executor_directory import ExecutorDirectory, Resolver, parse_targets, resolve
+from scheduler_svc.gateways import Gateways, stopping_error
+from scheduler_svc.health import PoolHealth
+from scheduler_svc.output_streams import OutputStreams
+from scheduler_svc.policies.registry import load_policy
+from scheduler_svc.servicer import SERVICE_NAME, SchedulerServicer
+from scheduler_svc.term import StaleTermError, Term
+
+logger = logging.getLogger(__name__)
+
+TERM_PATIENCE = 2.0
+"""Seconds that the first session waits for other executors to tell their highest term."""
+
+STOP_GRACE = 1.0
+"""Seconds for calls to end by themselves at the stop. Attach streams need milliseconds; a health watch never ends."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_STALE = 3
+"""A newer scheduler owns the cell."""
+
+
+class SchedulerServer:
+    """One scheduler. `start` binds, `run` works until told to stop. dial and resolver are replaceable for tests."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        engine: Engine | None = None,
+        dial: Callable[[str], grpc.aio.Channel] = open_channel,
+        resolver: Resolver = resolve,
+        start_ns: int | None = None,
+    ) -> None:
+        self._rpc = RpcServer(settings.bind, settings.port)
+        if engine is None:
+            engine = Engine(load_policy(settings.policy), settings.depth, orphan_timeout=settings.orphan_timeout)
+        outputs = OutputStreams()
+        self._engine_loop = EngineLoop(engine, outputs, check_invariants=settings.check_invariants)
+        self._gateways = Gateways(self._engine_loop, outputs, settings.gateway_grace)
+        self._health = PoolHealth(self._rpc.health, ("", SERVICE_NAME))
+        self._engine_loop.watch_pools(self._gateways.pools_changed)
+        self._engine_loop.watch_pools(self._health.pools_changed)
+        self._term = Term(time.time_ns() if start_ns is None else start_ns, TERM_PATIENCE)
+        session_numbers = itertools.count(1)
+        incarnations: dict[str, str] = {}
+
+        def make_client(address: str) -> ExecutorClient:
+            return ExecutorClient(
+                address,
+                self._engine_loop,
+                self._term,
+                settings.cell,
+                dial=dial,
+                session_numbers=session_numbers,
+                incarnations=incarnations,
+            )
+
+        self._directory = ExecutorDirectory(
+            parse_targets(settings.executors),
+            self._term,
+            make_client,
+            interval=settings.resolve_interval,
+            resolver=resolver,
+        )
+        servicer = SchedulerServicer(self._engine_loop, self._gateways, self._term, settings.cell)
+        add_SchedulerServiceServicer_to_server(servicer, self._rpc.server)
+
+    @property
+    def port(self) -> int:
+        """The port in use, once started."""
+        return self._rpc.port
+
+    async def start(self) -> None:
+        """Listen. Raises PortTakenError."""
+        await self._rpc.start(SERVICE_NAME)
+
+    async def run(self, stop: Awaitable[object]) -> int:
+        """Work until `stop` is done or something fails that must end the process, then stop. Returns the exit code."""
+        stopped = asyncio.ensure_future(stop)
+        work = [
+            asyncio.ensure_future(each)
+            for each in (
+                self._engine_loop.run(),
+                self._directory.run(),
+                self._health.run(),
+                self._gateways.report_load(),
+                self._term.wait_until_stale(),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait((stopped, *work), return_when=asyncio.FIRST_COMPLETED)
+            return _exit_code(task for task in done if task is not stopped)
+        finally:
+            # In this order: nobody new comes, gateways learn that they must go elsewhere, then the executors are let
+            # go.
+            await self._rpc.health.drain()
+            self._gateways.close(stopping_error())
+            for task in (stopped, *work):
+                task.cancel()
+            await asyncio.gather(stopped, *work, return_exceptions=True)
+            await self._rpc.stop(STOP_GRACE)
+
+
+async def serve(settings: SchedulerSettings) -> int:
+    """Run a scheduler until SIGTERM or SIGINT. Returns the exit code."""
+    server = SchedulerServer(settings)
+    await server.start()
+    logger.info("scheduler listening", extra={"fields": {"bind": settings.bind, "port": server.port}})
+    code = await server.run(wait_for_signal())
+    logger.info("scheduler stopped", extra={"fields": {"exit_code": code}})
+    return code
+
+
+def _exit_code(failed: Iterable[asyncio.Future[object]]) -> int:
+    """Return the exit code for the work that ended although it never should, and log why."""
+    code = EXIT_OK
+    for task in failed:
+        error = task.exception()
+        for each in _leaves(error) if error is not None else [task.result()]:
+            if isinstance(each, StaleTermError):
+                fields = {"error": str(each)}
+                logger.critical("a newer scheduler owns the cell; this one ends", extra={"fields": fields})
+                return EXIT_STALE
+            if not isinstance(each, EngineFailedError):  # that one is logged where it happened, with the batch
+                exception = each if isinstance(each, BaseException) else None
+                logger.critical("the scheduler failed", exc_info=exception, extra={"fields": {"error": str(each)}})
+            code = EXIT_FAILED
+    return code
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [error]

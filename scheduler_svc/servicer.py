@@ -1,0 +1,131 @@
+"""SchedulerService over gRPC: checks frames, calls the domain, maps errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
+from scheduler_svc.convert import cancel_reason, load_response, request_record
+from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
+from scheduler_svc.gateways import Attachment, Gateways, stopping_error
+from scheduler_svc.tasks import until_first
+from scheduler_svc.term import StaleTermError, Term
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+
+_AttachContext = grpc.aio.ServicerContext[scheduler_pb2.AttachRequest, scheduler_pb2.AttachResponse]
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Serves gateways. `cell` is the one that this scheduler is for."""
+
+    def __init__(self, engine_loop: EngineLoop, gateways: Gateways, term: Term, cell: str) -> None:
+        self._engine_loop = engine_loop
+        self._gateways = gateways
+        self._term = term
+        self._cell = cell
+
+    async def Attach(  # noqa: N802 - the contract's name
+        self,
+        request_iterator: AsyncIterator[scheduler_pb2.AttachRequest],  # noqa: ARG002 - frames are read from the context
+        context: _AttachContext,
+    ) -> None:
+        """Serve one gateway's stream until either side ends it."""
+        hello = await self._read_hello(context)
+        if hello is None:
+            return
+        term = await self._agree_on_term(hello)
+        try:
+            attachment = self._gateways.attach(hello.incarnation, hello.live_requests, term)
+            try:
+                await until_first(
+                    attachment.closed(), self._read_frames(attachment, context), _write_frames(attachment, context)
+                )
+            finally:
+                self._gateways.detach(attachment)
+        except EngineFailedError as error:
+            raise stopping_error() from error
+
+    async def GetLoad(  # noqa: N802 - the contract's name
+        self,
+        request: scheduler_pb2.GetLoadRequest,  # noqa: ARG002 - it has no fields
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - grpc passes it
+    ) -> scheduler_pb2.GetLoadResponse:
+        """Tell the load in full."""
+        term = await self._term.fixed()
+        return load_response(term, len(self._gateways), self._engine_loop.load())
+
+    async def _read_hello(self, context: _AttachContext) -> scheduler_pb2.Hello | None:
+        frame = await context.read()
+        if not isinstance(frame, scheduler_pb2.AttachRequest):
+            return None  # the gateway went away
+        if frame.WhichOneof("frame") != "hello" or not frame.hello.incarnation:
+            raise invalid_argument([FieldViolation("hello.incarnation", "Hello must come first and name the gateway")])
+        if frame.hello.cell != self._cell:
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "WRONG_CELL",
+                f"this scheduler serves cell {self._cell!r}, the gateway was started for {frame.hello.cell!r}",
+                metadata={"scheduler_cell": self._cell, "gateway_cell": frame.hello.cell},
+            )
+        return frame.hello
+
+    async def _agree_on_term(self, hello: scheduler_pb2.Hello) -> int:
+        try:
+            self._term.heard(f"gateway {hello.incarnation}", hello.highest_term)
+            return await self._term.fixed()
+        except StaleTermError as error:
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "STALE_TERM",
+                str(error),
+                metadata={"term": str(error.term), "told": str(error.told)},
+            ) from error
+
+    async def _read_frames(self, attachment: Attachment, context: _AttachContext) -> None:
+        """Take frames in until the gateway ends the stream."""
+        while True:
+            frame = await context.read()
+            if not isinstance(frame, scheduler_pb2.AttachRequest) or not attachment.is_open:
+                return
+            match frame.WhichOneof("frame"):
+                case "submit":
+                    self._submit(attachment, frame.submit)
+                case "cancel":
+                    self._cancel(attachment, frame.cancel)
+                case "ack":
+                    self._gateways.acknowledge(attachment, frame.ack.sequence)
+                case other:
+                    violation = FieldViolation("frame", f"{other or 'nothing'} does not belong here")
+                    raise invalid_argument([violation])
+
+    def _submit(self, attachment: Attachment, submit: scheduler_pb2.Submit) -> None:
+        try:
+            record = request_record(attachment.incarnation, submit)
+        except ServiceError as error:
+            self._gateways.reject(attachment, submit.request, error)
+        else:
+            self._gateways.submit(attachment, record)
+
+    def _cancel(self, attachment: Attachment, cancel: scheduler_pb2.Cancel) -> None:
+        self._gateways.cancel(
+            attachment,
+            cancel.request,
+            cancel.choice if cancel.HasField("choice") else None,
+            cancel.kept_tokens if cancel.HasField("kept_tokens") else None,
+            cancel_reason(cancel),
+        )
+
+
+async def _write_frames(attachment: Attachment, context: _AttachContext) -> NoReturn:
+    """Write what the gateway is owed, for ever."""
+    while True:
+        await context.write(await attachment.next_frame())
