@@ -66,14 +66,13 @@ def _sentencepiece(metadata: dict[str, Any]) -> dict[str, Any]:
     ]
     if add_prefix_space:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    # Every stretch of text gets its space in front, also after a special token and before another space: so does
+    # SentencePiece. (transformers' conversion gives one to the first stretch only, unless it starts with a space.)
+    spaces: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE}] if add_prefix_space else []
+    spaces.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
     return {
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Metaspace",
-            "replacement": _SPACE,
-            "prepend_scheme": "first" if add_prefix_space else "never",
-            "split": False,
-        },
+        "normalizer": {"type": "Sequence", "normalizers": spaces},
+        "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": steps},
         "model": _bpe(
             metadata,

@@ -23,6 +23,7 @@ FORMAT = 1
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 GENERATION_CONFIG_NAME = "generation_config.json"
+FILE_NAMES = frozenset({MANIFEST_NAME, TOKENIZER_NAME, CHAT_TEMPLATE_NAME, GENERATION_CONFIG_NAME})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -14,8 +14,8 @@ from octavo.models.errors import ModelError
 from octavo.models.folder_source import read_folder
 from octavo.models.gguf_source import read_gguf
 from octavo.models.hub import fetch_snapshot
-from octavo.models.location import MANIFEST_NAME, ModelKind, ModelLocation, locate
-from octavo.models.manifest import Manifest, WeightFile, read_manifest, revision_of, write_files
+from octavo.models.location import ModelKind, ModelLocation, locate
+from octavo.models.manifest import FILE_NAMES, Manifest, WeightFile, read_manifest, revision_of, write_files
 from octavo.models.source import ModelSource
 
 _CHUNK = 4 << 20
@@ -73,8 +73,8 @@ def _weights_and_name(location: ModelLocation) -> tuple[Path, str]:
 
 
 def _check_target(target: Path) -> None:
-    """Refuse to replace anything but an older prepared folder."""
-    if target.exists() and not (target / MANIFEST_NAME).is_file() and (target.is_file() or any(target.iterdir())):
+    """Refuse to replace anything that is more than an older prepared folder, whole or not."""
+    if target.exists() and not (target.is_dir() and {path.name for path in target.iterdir()} <= FILE_NAMES):
         raise ModelError(f"{target} exists and is no prepared folder: give another --output")
 
 

