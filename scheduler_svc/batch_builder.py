@@ -31,6 +31,12 @@ With one each, nobody who runs can be short of a block within the next block_siz
 not evicted again before its prefill has paid off.
 """
 
+ISOLATE_AFTER = 2
+"""Failures in a row after which a sequence runs alone on its executor until it commits a token.
+
+A step fails whole, so whoever shared it is suspect. Alone, the innocent are cleared.
+"""
+
 _NO_BLOCKS: tuple[int, ...] = ()
 _LAST_KEY: tuple[float, ...] = (math.inf,)
 
@@ -186,7 +192,7 @@ class BatchBuilder:
         if head is None:
             return False
         _, sequence = head
-        if sequence.num_in_flight_rows:
+        if sequence.num_in_flight_rows or _must_wait_for_isolation(executor, sequence):
             return False
         if not sequence.request.was_started and policy.should_shed(sequence.view, now):
             executor.dequeue(sequence)
@@ -260,6 +266,13 @@ class BatchBuilder:
             num_free_blocks += executor.kv.num_reclaimable_blocks(victim)
             victims.append(victim)
         return victims
+
+
+def _must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
+    """Whether a sequence may not join those that run, because it is suspect or the one that runs is."""
+    if not executor.running:
+        return False
+    return any(each.num_failures >= ISOLATE_AFTER for each in (sequence, next(iter(executor.running))))
 
 
 def _quota(policy: BaseScheduler, sequence: Sequence, budget: int) -> int:

@@ -93,15 +93,15 @@ class Engine:
     def cancel(self, request_id: RequestId, choice: int | None = None, kept_tokens: int | None = None) -> list[Event]:
         """End a request or one of its choices, in any state: blocks are free at once. Unknown or ended: no event.
 
-        kept_tokens is how many tokens of the choice the gateway counts; the end is announced at that index, and what
-        was generated past it is gone.
+        kept_tokens, of use only with a choice, is how many of its tokens the gateway counts: the end is announced at
+        that index, and what was generated past it is gone.
         """
         request = self._requests.get(request_id)
         if request is not None:
             for sequence in request.sequences:
                 if choice in (None, sequence.choice) and sequence.status is not SequenceStatus.FINISHED:
-                    if kept_tokens is not None:
-                        del sequence.output_token_ids[max(0, kept_tokens) :]
+                    if choice is not None and kept_tokens is not None:
+                        sequence.keep(kept_tokens)
                     self._end_choice(sequence, ChoiceEnd(FinishReason.CANCELLED))
         return self._take_events()
 

@@ -151,7 +151,7 @@ class Sequence:
         # The stay went wrong: what its rows in flight still bring would leave a gap.
         self.is_discarding = False
         self.num_tokens_at_admission = 0
-        # Stays in a row that a failed step or a bad row ended before they committed anything.
+        # Stays in a row that a failed step or a lost row ended before they committed anything.
         self.num_failures = 0
         self.num_preemptions = 0
         self.num_charged_prompt_tokens = 0
@@ -193,6 +193,11 @@ class Sequence:
         if self.num_placeholders:
             self.num_placeholders -= 1
         return self.end_at(len(self.output_token_ids))
+
+    def keep(self, num_output_tokens: int) -> None:
+        """Forget the output past num_output_tokens tokens; for a sequence that is being ended."""
+        del self.output_token_ids[max(0, num_output_tokens) :]
+        self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
 
     def end_at(self, num_output_tokens: int) -> ChoiceEnd | None:
         """The end that the last of num_output_tokens output tokens brings, or None. A stop beats the length."""

@@ -14,7 +14,10 @@ from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 
 MAX_FAILURES = 3
-"""Stays in a row that may end by a failed step or a bad row, nothing committed in between, before the request fails."""
+"""Stays in a row that may end by a failed step or a lost row, nothing committed in between, before the request fails.
+
+The last of them it spent alone on its executor (see ISOLATE_AFTER of the batch builder): nobody fails for another.
+"""
 
 RETRY_DELAY = 1.0
 """Seconds after which a client may try again what failed for want of room or executors."""
@@ -96,13 +99,13 @@ class StepResults:
     def _apply_failure(
         self, executor: ExecutorState, step: InFlightStep, result: BatchResult, now: float, applied: Applied
     ) -> None:
-        """Restart every row's sequence: its KV is lost. A refused step is the fault of one before: no row is blamed."""
+        """Restart every row's sequence: its KV is lost."""
         for sequence in step.sequences:
             sequence.num_in_flight_rows -= 1
             if sequence.status is SequenceStatus.FINISHED or sequence.is_discarding:
                 continue
             self._restart(executor, sequence, now)
-            if result.failure is not StepFailureReason.REFUSED and self._has_failed_too_often(sequence):
+            if self._has_failed_too_often(sequence):
                 applied.failed.append((sequence.request, _step_failed(sequence, result.failure)))
 
     def _restart(self, executor: ExecutorState, sequence: Sequence, now: float) -> None:
