@@ -15,7 +15,7 @@ def argmax_rows(logits: Tensor) -> Tensor:
     whole = vocab - vocab % _BLOCK
     if whole == 0:
         return logits.argmax(dim=-1)
-    blocks = logits[:, :whole].unflatten(1, (-1, _BLOCK))
+    blocks = logits[:, :whole].view(num_rows, -1, _BLOCK)
     maxima = blocks.amax(dim=-1)
     # argmax takes the first of equals, in the blocks and inside one: together the first of all.
     best_block = maxima.argmax(dim=-1)

@@ -1,0 +1,161 @@
+"""The executor's own words for what the contract carries. No protobuf here: `convert` translates.
+
+Columns of rows are parallel tuples, as on the wire; handles, sessions and steps are plain integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the executor can hold and run."""
+
+    block_size: int
+    """Tokens a KV block."""
+    num_blocks: int
+    """KV blocks, the null block included."""
+    max_num_seqs: int
+    """Most rows in a step."""
+    max_num_batched_tokens: int
+    """Most tokens in a step, over all rows."""
+    max_model_len: int
+    """Longest sequence, prompt and output together, in tokens."""
+    vocab_size: int
+    """Token ids are below this."""
+
+
+@dataclass(frozen=True)
+class ExecutorInfo:
+    """Who the executor is, for its Welcome."""
+
+    incarnation: str
+    cell: str
+    model_name: str
+    model_revision: str
+    tokenizer_hash: str
+    fingerprint: str
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample, fully resolved. Meaning and order as in octavo.v1.SamplingConfig."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    top_logprobs: int | None = None
+    """None: no logprobs."""
+
+
+@dataclass(frozen=True)
+class StoppingParams:
+    """When a sequence ends by itself, fully resolved."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class NewSequence:
+    """The full record of one stay of a sequence."""
+
+    handle: int
+    token_ids: tuple[int, ...]
+    """The prompt, then committed output."""
+    num_prompt_tokens: int
+    choice: int
+    sampling: SamplingParams
+    stopping: StoppingParams
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One forward pass, as a delta to what the executor knows. All row columns have one length."""
+
+    session: int
+    step: int
+    released_handles: tuple[int, ...] = ()
+    new_sequences: tuple[NewSequence, ...] = ()
+    handles: tuple[int, ...] = ()
+    num_scheduled_tokens: tuple[int, ...] = ()
+    num_computed_tokens: tuple[int, ...] = ()
+    num_new_blocks: tuple[int, ...] = ()
+    new_blocks: tuple[int, ...] = ()
+    """As many as num_new_blocks sums to."""
+
+
+class RowStatus(Enum):
+    """What became of a row; see the contract."""
+
+    OK = auto()
+    SKIPPED = auto()
+    NAN = auto()
+    BAD_INPUT = auto()
+    DESYNC = auto()
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Logprobs of one sampled token: its own, and the likeliest tokens'."""
+
+    sampled: float
+    top_token_ids: npt.NDArray[np.int64]
+    """[K], likeliest first."""
+    top_logprobs: npt.NDArray[np.float32]
+    """[K]."""
+
+
+@dataclass(frozen=True)
+class StageTimings:
+    """Where a step's time went, in seconds."""
+
+    queue: float = 0.0
+    prepare: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+
+
+class StepFailureReason(Enum):
+    """Why a step failed whole."""
+
+    OUT_OF_MEMORY = auto()
+    INTERNAL = auto()
+    REFUSED = auto()
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """A whole step's failure; the message is for the log."""
+
+    reason: StepFailureReason
+    message: str
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The answer to a StepBatch; columns are parallel to its rows, and empty where `failure` is set."""
+
+    session: int
+    step: int
+    handles: tuple[int, ...] = ()
+    statuses: tuple[RowStatus, ...] = ()
+    sampled: tuple[int | None, ...] = ()
+    """Each row's sampled token; None where it has none."""
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    """By index of the row, of the sampled tokens of the rows that asked for them."""
+    timings: StageTimings = field(default_factory=StageTimings)
+    failure: StepFailure | None = None

@@ -1,0 +1,182 @@
+"""From a step's delta to the tensors of its forward pass, with every row checked before it can do harm."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from executor_svc.attention import AttentionMetadata
+from executor_svc.batch import Limits, RowStatus, StepBatch
+from executor_svc.record_check import problem_with
+from executor_svc.sequence_state import ENDED, UNKNOWN, SequenceTable
+
+logger = logging.getLogger(__name__)
+
+_STATUSES = tuple(RowStatus)
+_CODES = {status: code for code, status in enumerate(_STATUSES)}
+_OK = _CODES[RowStatus.OK]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class InputBatch:
+    """One step's inputs: R rows that run, of the batch's rows, and their T tokens."""
+
+    statuses: list[RowStatus]
+    """Of every row of the batch; OK for the R that run."""
+    rows: Ints
+    """int64 [R]: index in the batch."""
+    slots: Ints
+    """int64 [R]."""
+    num_scheduled_tokens: Ints
+    """int64 [R]."""
+    sampling: Ints
+    """int64 [N]: which of the R reach the last known token of their sequence, and so sample."""
+    last_tokens: Tensor
+    """int64 [N]: where among the T tokens the last one of each sampling row is."""
+    token_ids: Tensor
+    """int64 [T]."""
+    metadata: AttentionMetadata
+
+
+class InputBatchBuilder:
+    """Applies a step's delta to the sequence table and lays out its rows.
+
+    A row that breaks a limit, or disagrees with the table, is left out and its stay ended; the other rows are not
+    touched.
+    """
+
+    def __init__(self, table: SequenceTable, limits: Limits) -> None:
+        self._table = table
+        self._limits = limits
+
+    def build(self, batch: StepBatch) -> InputBatch:
+        """Apply released handles, new sequences and new blocks, in this order. Raises nothing for a bad row."""
+        table = self._table
+        table.release(batch.released_handles)
+        refused = self._add(batch)
+        checks = _RowChecks(table, self._limits, batch)
+        checks.run(refused)
+        statuses = [_STATUSES[code] for code in checks.codes.tolist()]
+        rows = np.flatnonzero(checks.codes == _OK)
+        return self._lay_out(statuses, rows, checks.slots[rows], checks.scheduled[rows])
+
+    def _add(self, batch: StepBatch) -> dict[int, RowStatus]:
+        """Add the new sequences; return those that cannot begin."""
+        refused: dict[int, RowStatus] = {}
+        for sequence in batch.new_sequences:
+            if sequence.handle in self._table:
+                refused[sequence.handle] = RowStatus.DESYNC
+                self._table.end(sequence.handle)
+                continue
+            problem = problem_with(sequence, self._limits)
+            if problem is None:
+                self._table.add(sequence)
+            else:
+                logger.warning("sequence refused", extra={"fields": {"handle": sequence.handle, "problem": problem}})
+                refused[sequence.handle] = RowStatus.BAD_INPUT
+                self._table.add_ended(sequence.handle)
+        return refused
+
+    def _lay_out(self, statuses: list[RowStatus], rows: Ints, slots: Ints, scheduled: Ints) -> InputBatch:
+        table, block_size = self._table, self._limits.block_size
+        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(scheduled, out=query_start[1:])
+        computed = table.num_computed_tokens[slots]
+        context_lens = computed + scheduled
+        row_of = np.repeat(np.arange(len(rows)), scheduled)
+        positions = np.arange(query_start[-1]) + (computed - query_start[:-1])[row_of]
+        token_slots = slots[row_of]
+        block_ids = table.block_tables[token_slots, positions // block_size].astype(np.int64)
+        longest = int(context_lens.max(initial=1))
+        sampling = np.flatnonzero(context_lens == table.num_tokens[slots])
+        return InputBatch(
+            statuses=statuses,
+            rows=rows,
+            slots=slots,
+            num_scheduled_tokens=scheduled,
+            sampling=sampling,
+            last_tokens=torch.from_numpy(query_start[1:][sampling].astype(np.int64) - 1),
+            token_ids=torch.from_numpy(table.tokens[token_slots, positions].astype(np.int64)),
+            metadata=AttentionMetadata(
+                positions=torch.from_numpy(positions),
+                slot_mapping=torch.from_numpy(block_ids * block_size + positions % block_size),
+                query_start=torch.from_numpy(query_start),
+                context_lens=torch.from_numpy(context_lens.astype(np.int32)),
+                block_tables=torch.from_numpy(table.block_tables[slots, : -(-longest // block_size)]),
+                query_lens=tuple(scheduled.tolist()),
+                context_lens_host=tuple(context_lens.tolist()),
+            ),
+        )
+
+
+class _RowChecks:
+    """The checks of one batch's rows. `codes` holds each row's status as an index into _STATUSES."""
+
+    def __init__(self, table: SequenceTable, limits: Limits, batch: StepBatch) -> None:
+        self._table = table
+        self._limits = limits
+        self._batch = batch
+        self.slots = table.slots(batch.handles)
+        self.scheduled: Ints = np.array(batch.num_scheduled_tokens, dtype=np.int64)
+        self.codes = np.full(len(batch.handles), _OK, dtype=np.int8)
+
+    def run(self, refused: dict[int, RowStatus]) -> None:
+        """Judge every row and append the new blocks of the sound ones."""
+        batch, table, limits = self._batch, self._table, self._limits
+        self.codes[self.slots == ENDED] = _CODES[RowStatus.SKIPPED]
+        self.codes[self.slots == UNKNOWN] = _CODES[RowStatus.DESYNC]
+        if refused:
+            for row, handle in enumerate(batch.handles):
+                if handle in refused:
+                    self.codes[row] = _CODES[refused[handle]]
+        # The columns of rows without a slot are read at slot 0 and not used.
+        slots = np.maximum(self.slots, 0)
+        computed: Ints = np.array(batch.num_computed_tokens, dtype=np.int64)
+        context = computed + self.scheduled
+        self._judge(computed != table.num_computed_tokens[slots], RowStatus.DESYNC, "num_computed_tokens differs")
+        self._judge(context > table.num_tokens[slots], RowStatus.DESYNC, "tokens that are not known are scheduled")
+        self._judge(self.scheduled < 1, RowStatus.BAD_INPUT, "no token is scheduled")
+        self._append_blocks()
+        short = context > table.num_blocks[slots] * limits.block_size
+        self._judge(short, RowStatus.BAD_INPUT, "the block table is too short")
+        if len(self.codes) > limits.max_num_seqs:
+            over = np.arange(len(self.codes)) >= limits.max_num_seqs
+            self._judge(over, RowStatus.BAD_INPUT, f"more than {limits.max_num_seqs} rows")
+        running = np.cumsum(np.where(self.codes == _OK, self.scheduled, 0))
+        over = running > limits.max_num_batched_tokens
+        self._judge(over, RowStatus.BAD_INPUT, f"more than {limits.max_num_batched_tokens} tokens")
+
+    def _append_blocks(self) -> None:
+        batch = self._batch
+        if not batch.new_blocks:
+            return
+        blocks: Ints = np.array(batch.new_blocks, dtype=np.int64)
+        outside = (blocks < 1) | (blocks >= self._limits.num_blocks)
+        counts = np.array(batch.num_new_blocks, dtype=np.int64)
+        ends = np.cumsum(counts)
+        bad_id = np.zeros(len(counts), dtype=bool)
+        too_long = np.zeros(len(counts), dtype=bool)
+        for row in np.flatnonzero((counts > 0) & (self.codes == _OK)).tolist():
+            part = slice(int(ends[row] - counts[row]), int(ends[row]))
+            if outside[part].any():
+                bad_id[row] = True
+            else:
+                too_long[row] = not self._table.append_blocks(int(self.slots[row]), blocks[part])
+        self._judge(bad_id, RowStatus.BAD_INPUT, f"a block id is not in 1 to {self._limits.num_blocks - 1}")
+        self._judge(too_long, RowStatus.BAD_INPUT, "the block table is longer than any sequence needs")
+
+    def _judge(self, failing: npt.NDArray[np.bool_], status: RowStatus, problem: str) -> None:
+        """Give the status to the failing rows that were sound so far, and end their stays."""
+        for row in np.flatnonzero(failing & (self.codes == _OK)).tolist():
+            handle = self._batch.handles[row]
+            fields = {"handle": handle, "step": self._batch.step, "status": status.name, "problem": problem}
+            logger.warning("row refused", extra={"fields": fields})
+            self.codes[row] = _CODES[status]
+            self._table.end(handle)

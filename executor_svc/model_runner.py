@@ -1,0 +1,175 @@
+"""One step: apply the delta, run the model, sample, take in the sampled tokens so that the next step can run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from executor_svc.attention import AttentionMetadata
+from executor_svc.batch import (
+    Limits,
+    RowStatus,
+    StageTimings,
+    StepBatch,
+    StepFailure,
+    StepFailureReason,
+    StepResult,
+    TokenLogprobs,
+)
+from executor_svc.input_batch import InputBatch, InputBatchBuilder
+from executor_svc.kv_cache import KVCache
+from executor_svc.sampler import Sampler
+from executor_svc.sequence_state import SequenceTable
+
+logger = logging.getLogger(__name__)
+
+Bools = npt.NDArray[np.bool_]
+
+
+class CausalLM(Protocol):
+    """A model, as a step sees it."""
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
+        """Give the last hidden states [T, hidden] of token_ids int64 [T], and write their keys and values."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Give the logits, a new float32 [N, vocab], of hidden [N, hidden]."""
+
+
+class ModelRunner:
+    """Runs steps over one model's weights and KV memory. Owned by the device thread: every method is called there."""
+
+    def __init__(self, model: CausalLM, kv_cache: KVCache, sampler: Sampler, limits: Limits) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._sampler = sampler
+        self._table = SequenceTable(limits)
+        self._builder = InputBatchBuilder(self._table, limits)
+        self._limits = limits
+
+    @property
+    def num_sequences(self) -> int:
+        """Live stays."""
+        return len(self._table)
+
+    def reset(self) -> None:
+        """Forget every sequence: a session begins. KV memory keeps its bytes; nobody reads what nobody owns."""
+        self._table.clear()
+
+    def refuse(self, batch: StepBatch) -> StepResult:
+        """Answer a step in flight behind a failed one: released handles take effect, the stays of its rows are lost."""
+        self._table.release(batch.released_handles)
+        self._lose(batch)
+        failure = StepFailure(StepFailureReason.REFUSED, "an earlier step failed while this one was in flight")
+        return StepResult(batch.session, batch.step, failure=failure)
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """Run one step. Whatever goes wrong becomes the result's failure, and the stays of all its rows are lost."""
+        try:
+            with torch.inference_mode():
+                return self._run(batch)
+        except Exception as error:
+            logger.exception("step failed", extra={"fields": {"session": batch.session, "step": batch.step}})
+            self._lose(batch)
+            return StepResult(batch.session, batch.step, failure=_failure(error))
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the state of a stay is not what its record gives."""
+        self._table.check_invariants()
+
+    def _run(self, batch: StepBatch) -> StepResult:
+        started = perf_counter()
+        inputs = self._builder.build(batch)
+        prepared = forwarded = perf_counter()
+        sampled: dict[int, int] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        if len(inputs.rows):
+            logits, sound = self._forward(inputs)
+            forwarded = perf_counter()
+            self._settle(batch, inputs, sound)
+            sampled, logprobs = self._sample(inputs, logits, sound)
+        timings = StageTimings(
+            prepare=prepared - started, forward=forwarded - prepared, sample=perf_counter() - forwarded
+        )
+        return StepResult(
+            batch.session,
+            batch.step,
+            handles=batch.handles,
+            statuses=tuple(inputs.statuses),
+            sampled=tuple(map(sampled.get, range(len(batch.handles)))),
+            logprobs=logprobs,
+            timings=timings,
+        )
+
+    def _forward(self, inputs: InputBatch) -> tuple[Tensor | None, Bools]:
+        """Return the logits of the N sampling rows, None where there are none, and which of the R rows are finite."""
+        hidden = self._model.forward(inputs.token_ids, inputs.metadata, self._kv_cache)
+        sound = _finite_rows(hidden)
+        if len(sound) != len(inputs.rows):
+            # A row is sound if all its tokens are; each has at least one.
+            sound = np.logical_and.reduceat(sound, inputs.metadata.query_start[:-1].numpy())
+        if len(inputs.sampling) == 0:
+            return None, sound
+        logits = self._model.compute_logits(hidden[inputs.last_tokens])
+        sound[inputs.sampling] &= _finite_rows(logits)
+        return logits, sound
+
+    def _settle(self, batch: StepBatch, inputs: InputBatch, sound: Bools) -> None:
+        """Count the computed tokens of the sound rows; end the stays of the others."""
+        self._table.num_computed_tokens[inputs.slots[sound]] += inputs.num_scheduled_tokens[sound]
+        for row in inputs.rows[~sound].tolist():
+            inputs.statuses[row] = RowStatus.NAN
+            fields = {"handle": batch.handles[row], "step": batch.step}
+            logger.error("hidden states or logits are not finite", extra={"fields": fields})
+            self._table.end(batch.handles[row])
+
+    def _sample(
+        self, inputs: InputBatch, logits: Tensor | None, sound: Bools
+    ) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
+        """Sample the sound rows at their sequence's end and append their tokens; return both columns by batch row."""
+        keep = sound[inputs.sampling]
+        if logits is None or not keep.any():
+            return {}, {}
+        sampling = inputs.sampling[keep]
+        if not keep.all():
+            logits = logits[torch.from_numpy(keep)]
+        slots = inputs.slots[sampling]
+        token_ids, logprobs = self._sampler.sample(logits, self._table.sampler, slots, self._table.num_tokens[slots])
+        self._table.append_tokens(slots, token_ids)
+        rows = inputs.rows[sampling].tolist()
+        sampled = dict(zip(rows, token_ids.tolist(), strict=True))
+        return sampled, {rows[index]: columns for index, columns in logprobs.items()}
+
+    def _lose(self, batch: StepBatch) -> None:
+        """End the stays of a batch's rows, of those too that had not begun."""
+        for sequence in batch.new_sequences:
+            if sequence.handle not in self._table:
+                self._table.add_ended(sequence.handle)
+        for handle in batch.handles:
+            self._table.end(handle)
+
+
+def _finite_rows(values: Tensor) -> Bools:
+    """Whether every number of each row of [N, M] is finite, bool [N]."""
+    # A finite sum proves finite terms at a fraction of the cost. A sum can overflow without them: then each term is
+    # looked at.
+    finite = torch.isfinite(values.sum(dim=-1, dtype=torch.float32))
+    if not bool(finite.all()):
+        doubtful = (~finite).nonzero()[:, 0]
+        finite[doubtful] = torch.isfinite(values[doubtful]).all(dim=-1)
+    return finite.numpy()
+
+
+def _failure(error: Exception) -> StepFailure:
+    message = f"{type(error).__name__}: {error}"
+    # The CPU allocator has no exception type of its own.
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in message
+    reason = StepFailureReason.OUT_OF_MEMORY if out_of_memory else StepFailureReason.INTERNAL
+    return StepFailure(reason, message)

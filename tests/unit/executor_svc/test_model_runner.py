@@ -1,0 +1,456 @@
+"""A step from delta to sampled tokens, over a model that shows every misplaced token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes_executor import Driver, RecallModel, make_limits, make_runner, make_sequence
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_svc.batch import (
+    Limits,
+    NewSequence,
+    RowStatus,
+    SamplingParams,
+    StepBatch,
+    StepFailureReason,
+    StepResult,
+)
+from executor_svc.model_runner import ModelRunner
+
+RANDOM = SamplingParams(temperature=1.0, seed=11)
+PENALIZED = SamplingParams(temperature=0.0, repetition_penalty=2.0, presence_penalty=0.3, frequency_penalty=0.4)
+
+
+def _mix() -> dict[str, NewSequence]:
+    """Sequences of every sampling kind, prompts around the block size of 4."""
+    return {
+        "greedy": make_sequence(0, [5, 9, 2], max_tokens=9),
+        "greedy4": make_sequence(0, [7, 7, 1, 3], max_tokens=12),
+        "penalized": make_sequence(0, [8, 8, 8, 8, 8], sampling=PENALIZED, max_tokens=14),
+        "random": make_sequence(0, list(range(17)), sampling=RANDOM, max_tokens=11, choice=3),
+        "filtered": make_sequence(
+            0, [4], sampling=replace(RANDOM, top_k=20, top_p=0.9, min_p=0.01, frequency_penalty=1.5), max_tokens=13
+        ),
+        "late": make_sequence(
+            0, [1, 2], sampling=RANDOM, max_tokens=20, min_tokens=6, stop_token_ids=tuple(range(0, 60, 2))
+        ),
+    }
+
+
+def _driver(limits: Limits, *, depth: int = 1, chunk: int = 64, model: RecallModel | None = None) -> Driver:
+    """A driver whose runner checks invariant 5 after every step."""
+    runner = make_runner(limits, model)
+
+    def run(batch: StepBatch) -> StepResult:
+        result = runner.run(batch)
+        runner.check_invariants()
+        return result
+
+    return Driver(run, limits, depth=depth, chunk=chunk)
+
+
+def _run_all(sequences: dict[str, NewSequence], limits: Limits, **options: int) -> dict[str, list[int]]:
+    driver = _driver(limits, **options)
+    for key, sequence in sequences.items():
+        driver.add(key, sequence)
+    return driver.finish()
+
+
+@pytest.fixture(name="undisturbed", scope="module")
+def _undisturbed() -> dict[str, list[int]]:
+    """The oracle: each sequence alone, whole prompt at once, one step in flight."""
+    return {key: _run_all({key: sequence}, make_limits())[key] for key, sequence in _mix().items()}
+
+
+def test_lengths_and_ends(undisturbed: dict[str, list[int]]) -> None:
+    """Sequences end at max_tokens, or at a stop token but not before min_tokens others."""
+    assert {key: len(output) for key, output in undisturbed.items() if key != "late"} == {
+        "greedy": 9,
+        "greedy4": 12,
+        "penalized": 14,
+        "random": 11,
+        "filtered": 13,
+    }
+    late = undisturbed["late"]
+    assert late[-1] % 2 == 0
+    assert 6 < len(late) <= 20
+    assert all(token % 2 == 1 or token == 60 for token in late[:-1])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [1, 3, 5, 64])
+def test_depth_and_chunking_change_no_token(undisturbed: dict[str, list[int]], depth: int, chunk: int) -> None:
+    """Batched, chunked, with further steps in flight, penalties included: the tokens are those of each run alone (C8,
+    C9).
+    """
+    assert _run_all(_mix(), make_limits(), depth=depth, chunk=chunk) == undisturbed
+
+
+@given(
+    depth=st.integers(1, 3),
+    chunk=st.integers(1, 9),
+    preempted=st.lists(st.tuples(st.integers(0, 25), st.sampled_from(sorted(_mix()))), max_size=6),
+)
+def test_recompute_equals_undisturbed(
+    undisturbed: dict[str, list[int]], depth: int, chunk: int, preempted: list[tuple[int, str]]
+) -> None:
+    """Preempted anywhere, any number of times, and started again from the full record, no token changes (C6, C7,
+    C10).
+    """
+    driver = _driver(make_limits(num_blocks=50), depth=depth, chunk=chunk)
+    for key, sequence in _mix().items():
+        driver.add(key, sequence)
+    for step in range(26):
+        for at, key in preempted:
+            if at == step:
+                driver.preempt(key)
+        driver.step()
+    assert driver.finish() == undisturbed
+
+
+def test_rows_behind_an_end_are_skipped() -> None:
+    """With three steps in flight the rows sent after a stop token and after max_tokens come back SKIPPED, without a
+    token.
+    """
+    stop = _run_all({"a": make_sequence(0, [5, 9, 2], max_tokens=9)}, make_limits())["a"][3]
+    driver = _driver(make_limits(), depth=3)
+    driver.add("stop", make_sequence(0, [5, 9, 2], max_tokens=9, stop_token_ids=(stop,)))
+    driver.add("length", make_sequence(0, [5, 9, 2], max_tokens=2))
+    outputs = driver.finish()
+    assert (len(outputs["stop"]), len(outputs["length"])) == (4, 2)
+    assert outputs["stop"][-1] == stop
+    rows = [row for result in driver.results for row in zip(result.statuses, result.sampled, strict=True)]
+    assert rows.count((RowStatus.SKIPPED, None)) == 4
+    assert all((status is RowStatus.OK) == (token is not None) for status, token in rows)
+
+
+def test_choices_of_one_seed_differ_and_repeat() -> None:
+    """Four choices of one prompt and seed are distinct, and the same again in another run (E10)."""
+    choices = {f"c{i}": make_sequence(0, [3, 4], sampling=RANDOM, choice=i, max_tokens=10) for i in range(4)}
+    first = _run_all(choices, make_limits())
+    assert len({tuple(tokens) for tokens in first.values()}) == 4
+    assert _run_all(choices, make_limits(), depth=2, chunk=1) == first
+
+
+def test_context_fills_to_max_model_len() -> None:
+    """A sequence that may generate for ever ends when prompt and output reach max_model_len, and later rows are
+    skipped.
+    """
+    limits = make_limits(max_model_len=11)
+    outputs = _run_all({"a": make_sequence(0, [1, 2, 3], max_tokens=1000)}, limits, depth=2)
+    assert len(outputs["a"]) == 8
+
+
+def _batch(step: int, *rows: tuple[int, int, int, list[int]], **fields: object) -> StepBatch:
+    """Rows of (handle, scheduled, computed, new blocks)."""
+    return StepBatch(
+        session=1,
+        step=step,
+        handles=tuple(row[0] for row in rows),
+        num_scheduled_tokens=tuple(row[1] for row in rows),
+        num_computed_tokens=tuple(row[2] for row in rows),
+        num_new_blocks=tuple(len(row[3]) for row in rows),
+        new_blocks=tuple(block for row in rows for block in row[3]),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def _start(runner: ModelRunner, *sequences: NewSequence) -> StepResult:
+    """Step 1: sequences of up to 4 tokens, whole, in block = handle."""
+    rows = [(each.handle, len(each.token_ids), 0, [each.handle]) for each in sequences]
+    return runner.run(_batch(1, *rows, new_sequences=sequences))
+
+
+def test_release_takes_effect_before_reuse() -> None:
+    """A block that one step releases holds a new sequence in that very step, and neither sees the other."""
+    alone = _start(make_runner(make_limits()), make_sequence(2, [6, 6, 6])).sampled[0]
+    runner = make_runner(make_limits(num_blocks=2, max_num_seqs=1))
+    _start(runner, make_sequence(1, [9, 8, 7]))
+    result = runner.run(_batch(2, (2, 3, 0, [1]), released_handles=(1,), new_sequences=(make_sequence(2, [6, 6, 6]),)))
+    assert (result.statuses, result.sampled) == ((RowStatus.OK,), (alone,))
+    runner.check_invariants()
+    assert runner.num_sequences == 1
+
+
+def test_unknown_handles() -> None:
+    """Releasing unknown and already released handles does nothing; a row of one is DESYNC and the others run (B10)."""
+    runner = make_runner(make_limits())
+    _start(runner, make_sequence(1, [9, 8]))
+    result = runner.run(_batch(2, (77, 1, 4, []), (1, 1, 2, []), released_handles=(55, 55)))
+    assert result.statuses == (RowStatus.DESYNC, RowStatus.OK)
+    runner.run(_batch(3, released_handles=(1,)))
+    again = runner.run(_batch(4, (1, 1, 3, []), released_handles=(1,)))
+    assert again.statuses == (RowStatus.DESYNC,)
+    runner.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "computed"), [(1, 1), (1, 3), (2, 2)], ids=["computed less", "computed more", "unknown tokens"]
+)
+def test_desync(scheduled: int, computed: int) -> None:
+    """A row that counts other computed tokens, or schedules tokens nobody knows, is DESYNC; later ones are SKIPPED."""
+    runner = make_runner(make_limits())
+    _start(runner, make_sequence(1, [9, 8]), make_sequence(2, [9, 8]))
+    result = runner.run(_batch(2, (1, scheduled, computed, []), (2, 1, 2, [])))
+    assert result.statuses == (RowStatus.DESYNC, RowStatus.OK)
+    assert result.sampled[0] is None
+    assert runner.run(_batch(3, (1, 1, 2, []), (2, 1, 3, []))).statuses == (RowStatus.SKIPPED, RowStatus.OK)
+    runner.check_invariants()
+
+
+def test_a_known_handle_is_not_new() -> None:
+    """A NewSequence with the handle of a live stay is DESYNC and ends that stay: which of the two is meant is not
+    known.
+    """
+    runner = make_runner(make_limits())
+    _start(runner, make_sequence(1, [9, 8]))
+    result = runner.run(_batch(2, (1, 2, 0, [2]), new_sequences=(make_sequence(1, [9, 8]),)))
+    assert result.statuses == (RowStatus.DESYNC,)
+    assert runner.num_sequences == 0
+    runner.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (1, 1, 2, [0]),
+        (1, 1, 2, [64]),
+        (1, 1, 2, [2**32 - 1]),
+        (1, 1, 2, list(range(10, 22))),
+        (1, 0, 2, []),
+        (2, 1, 4, []),
+        (1, 2**32 - 1, 2, []),
+    ],
+    ids=["null block", "block too high", "block far too high", "table too long", "no token", "table too short", "huge"],
+)
+def test_bad_rows_disturb_nobody(row: tuple[int, int, int, list[int]]) -> None:
+    """A row that breaks a limit gets no token, its later rows are SKIPPED, and the row beside it samples what it does
+    alone.
+    """
+    sequences = (make_sequence(1, [9, 8]), make_sequence(2, [9, 8, 7, 6]), make_sequence(3, [5, 5]))
+    alone = make_runner(make_limits())
+    _start(alone, *sequences)
+    expected = alone.run(_batch(2, (3, 1, 2, []))).sampled
+    runner = make_runner(make_limits())
+    _start(runner, *sequences)
+    result = runner.run(_batch(2, row, (3, 1, 2, [])))
+    assert result.statuses[0] in (RowStatus.BAD_INPUT, RowStatus.DESYNC)
+    assert (result.statuses[0] is RowStatus.DESYNC) == (row[1] == 2**32 - 1)
+    assert (result.sampled[0], result.sampled[1:]) == (None, expected)
+    assert runner.run(_batch(3, (row[0], 1, row[2], []))).statuses == (RowStatus.SKIPPED,)
+    runner.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        make_sequence(1, [9, 61]),
+        make_sequence(1, [9, 2**32 - 1]),
+        make_sequence(1, [9, 8], num_prompt_tokens=0),
+        make_sequence(1, [9, 8], num_prompt_tokens=3),
+        make_sequence(1, [9] * 48),
+        make_sequence(1, [9, 8], max_tokens=0),
+        make_sequence(1, [9, 8, 7], num_prompt_tokens=1, max_tokens=2),
+        make_sequence(1, [9, 8], num_prompt_tokens=1, stop_token_ids=(8,)),
+        make_sequence(1, [9, 8], stop_token_ids=(61,)),
+        make_sequence(1, [9, 8], min_tokens=1, stop_token_ids=tuple(range(61))),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=float("nan"))),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, top_p=0)),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, min_p=1.5)),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, repetition_penalty=0)),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, presence_penalty=float("inf"))),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, top_logprobs=21)),
+    ],
+)
+def test_bad_records_disturb_nobody(bad: NewSequence) -> None:
+    """A record that cannot run is BAD_INPUT, then SKIPPED until it is released; the new sequence beside it runs (E2).
+    """
+    good = make_sequence(2, [9, 8, 7])
+    runner = make_runner(make_limits())
+    result = _start(runner, bad, good)
+    assert result.statuses == (RowStatus.BAD_INPUT, RowStatus.OK)
+    assert result.sampled == (None, _start(make_runner(make_limits()), good).sampled[0])
+    assert runner.run(_batch(2, (1, 1, 2, []))).statuses == (RowStatus.SKIPPED,)
+    assert runner.run(_batch(3, (1, 1, 2, []), released_handles=(1,))).statuses == (RowStatus.DESYNC,)
+    runner.check_invariants()
+
+
+def test_rows_over_the_limits() -> None:
+    """Rows past max_num_seqs, and from the one on that breaks the token budget, are BAD_INPUT; those before run."""
+    runner = make_runner(make_limits(max_num_seqs=2))
+    three = [make_sequence(handle, [9, 8]) for handle in (1, 2, 3)]
+    assert _start(runner, *three).statuses == (RowStatus.OK, RowStatus.OK, RowStatus.BAD_INPUT)
+    runner = make_runner(make_limits(max_num_batched_tokens=3))
+    assert _start(runner, *three).statuses == (RowStatus.OK, RowStatus.BAD_INPUT, RowStatus.BAD_INPUT)
+    runner.check_invariants()
+
+
+def test_more_stays_than_fit_in_a_step() -> None:
+    """A scheduler may hold more stays than rows fit in one step: the table grows and nothing is mixed up."""
+    limits = make_limits(max_num_seqs=2)
+    sequences = [make_sequence(handle, [handle, 8], max_tokens=20, sampling=PENALIZED) for handle in range(1, 8)]
+    runner = make_runner(limits)
+    for sequence in sequences:
+        _start(runner, sequence)
+    assert runner.num_sequences == 7
+    runner.check_invariants()
+    for sequence in sequences:
+        result = runner.run(_batch(2, (sequence.handle, 1, 2, [])))
+        alone = make_runner(limits)
+        _start(alone, sequence)
+        assert result.sampled == alone.run(_batch(2, (sequence.handle, 1, 2, []))).sampled
+    runner.run(_batch(3, released_handles=tuple(range(1, 8))))
+    assert runner.num_sequences == 0
+    runner.check_invariants()
+
+
+def test_a_batch_without_rows() -> None:
+    """A step that only releases runs no model and answers with empty columns; so does one whose rows are all skipped.
+    """
+    model = RecallModel(61)
+    runner = make_runner(make_limits(), model)
+    _start(runner, make_sequence(1, [9, 8], max_tokens=1))
+    skipped = runner.run(_batch(2, (1, 1, 2, [])))
+    assert skipped.statuses == (RowStatus.SKIPPED,)
+    empty = runner.run(_batch(3, released_handles=(1,)))
+    assert (empty.handles, empty.statuses, empty.sampled, empty.failure) == ((), (), (), None)
+    assert model.num_forwards == 1
+
+
+@pytest.mark.parametrize("where", ["prompt", "logits"])
+def test_not_finite(where: str) -> None:
+    """A row whose states or logits are NaN gets NAN and no token, its later rows are SKIPPED, its neighbours go on
+    (E6, E7).
+    """
+    model = RecallModel(61, nan_token=60) if where == "prompt" else RecallModel(61, nan_logits_token=60)
+    prompt = [60, 8, 7] if where == "prompt" else [7, 8, 60]
+    neighbours = (make_sequence(1, [9, 8]), make_sequence(3, [5, 5], sampling=RANDOM))
+    runner = make_runner(make_limits(), model)
+    result = _start(runner, neighbours[0], make_sequence(2, prompt), neighbours[1])
+    alone = _start(make_runner(make_limits()), *neighbours)
+    assert result.statuses == (RowStatus.OK, RowStatus.NAN, RowStatus.OK)
+    assert result.sampled == (alone.sampled[0], None, alone.sampled[1])
+    after = runner.run(_batch(2, (1, 1, 2, []), (2, 1, 3, []), (3, 1, 2, [])))
+    assert after.statuses == (RowStatus.OK, RowStatus.SKIPPED, RowStatus.OK)
+    # Its block, NaN all over, goes to another sequence, which must not notice.
+    reuse = make_sequence(4, [5, 5], sampling=RANDOM)
+    reused = runner.run(_batch(3, (4, 2, 0, [2]), released_handles=(2,), new_sequences=(reuse,)))
+    assert reused.sampled == (alone.sampled[1],)
+    runner.check_invariants()
+
+
+def test_not_finite_inside_a_prefill_chunk() -> None:
+    """A chunk that does not sample is NAN too, where any of its states is not finite."""
+    runner = make_runner(make_limits(), RecallModel(61, nan_token=60))
+    result = runner.run(_batch(1, (1, 2, 0, [1]), new_sequences=(make_sequence(1, [60, 8, 7]),)))
+    assert result.statuses == (RowStatus.NAN,)
+
+
+def test_large_finite_values_are_not_nan() -> None:
+    """Logits whose sum overflows float32 while each is finite are sound."""
+    model = RecallModel(61)
+    plain = model.compute_logits
+    model.compute_logits = lambda hidden: plain(hidden).abs() + 3e38  # type: ignore[method-assign]
+    assert _start(make_runner(make_limits(), model), make_sequence(1, [9, 8])).statuses == (RowStatus.OK,)
+
+
+def _failing(error: Exception, at: int) -> RecallModel:
+    def before_forward(number: int) -> None:
+        if number == at:
+            raise error
+
+    return RecallModel(61, before_forward=before_forward)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), StepFailureReason.OUT_OF_MEMORY),
+        (torch.OutOfMemoryError("full"), StepFailureReason.OUT_OF_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), StepFailureReason.OUT_OF_MEMORY),
+        (RuntimeError("shape mismatch"), StepFailureReason.INTERNAL),
+    ],
+)
+def test_step_failure(error: Exception, reason: StepFailureReason) -> None:
+    """A step that raises answers with its reason; the stays of its rows are lost, the others run on as before."""
+    undisturbed = make_runner(make_limits())
+    _start(undisturbed, make_sequence(1, [9, 8]), make_sequence(2, [5, 5]))
+    runner = make_runner(make_limits(), _failing(error, at=2))
+    _start(runner, make_sequence(1, [9, 8]), make_sequence(2, [5, 5]))
+    failed = runner.run(_batch(2, (1, 1, 2, []), (3, 2, 0, [3]), new_sequences=(make_sequence(3, [4, 4]),)))
+    assert failed.failure is not None
+    assert failed.failure.reason is reason
+    assert (failed.handles, failed.statuses, failed.sampled) == ((), (), ())
+    assert runner.num_sequences == 1
+    result = runner.run(_batch(3, (1, 1, 3, []), (2, 1, 2, []), (3, 1, 2, [])))
+    assert result.statuses == (RowStatus.SKIPPED, RowStatus.OK, RowStatus.SKIPPED)
+    assert result.sampled[1] == undisturbed.run(_batch(2, (2, 1, 2, []))).sampled[0]
+    runner.check_invariants()
+
+
+def test_refusal() -> None:
+    """A refused step runs nothing, loses the stays of its rows, new ones too, and still releases what it releases."""
+    model = RecallModel(61)
+    runner = make_runner(make_limits(), model)
+    _start(runner, make_sequence(1, [9, 8]), make_sequence(2, [5, 5]), make_sequence(3, [4, 4]))
+    refused = runner.refuse(
+        _batch(2, (1, 1, 2, []), (4, 2, 0, [4]), new_sequences=(make_sequence(4, [4, 4]),), released_handles=(2,))
+    )
+    assert refused.failure is not None
+    assert refused.failure.reason is StepFailureReason.REFUSED
+    assert model.num_forwards == 1
+    assert runner.num_sequences == 1
+    result = runner.run(_batch(3, (1, 1, 2, []), (2, 1, 2, []), (3, 1, 2, []), (4, 1, 2, [])))
+    assert result.statuses == (RowStatus.SKIPPED, RowStatus.DESYNC, RowStatus.OK, RowStatus.SKIPPED)
+    runner.check_invariants()
+
+
+def test_reset_forgets_everything() -> None:
+    """After a reset no handle is known, and a new session's sequences may use the same handles and blocks."""
+    runner = make_runner(make_limits())
+    first = _start(runner, make_sequence(1, [9, 8]), make_sequence(2, [5, 5], max_tokens=1))
+    runner.reset()
+    assert runner.num_sequences == 0
+    assert runner.run(_batch(1, (1, 1, 2, []), (2, 1, 2, []))).statuses == (RowStatus.DESYNC, RowStatus.DESYNC)
+    assert _start(runner, make_sequence(1, [9, 8]), make_sequence(2, [5, 5])).sampled == first.sampled
+
+
+def test_logprobs_are_the_models_own() -> None:
+    """Logprobs come from the raw logits, before penalties, masks and temperature, for the rows that ask, K of each
+    row's own.
+    """
+    stops = tuple(range(30))
+    asked = SamplingParams(temperature=0.7, seed=3, repetition_penalty=2.0, frequency_penalty=2.0, top_logprobs=4)
+    sequences = (
+        make_sequence(1, [9, 8], sampling=replace(asked, top_logprobs=None)),
+        make_sequence(2, [9, 8], sampling=asked, min_tokens=3, stop_token_ids=stops),
+        make_sequence(3, [9, 8], sampling=replace(asked, temperature=0, top_logprobs=0)),
+    )
+    captured: list[torch.Tensor] = []
+    model = RecallModel(61)
+    plain = model.compute_logits
+
+    def capture(hidden: torch.Tensor) -> torch.Tensor:
+        captured.append(plain(hidden))
+        return captured[-1].clone()
+
+    model.compute_logits = capture  # type: ignore[method-assign]
+    result = _start(make_runner(make_limits(), model), *sequences)
+    expected = torch.log_softmax(captured[0], dim=-1)
+    assert sorted(result.logprobs) == [1, 2]
+    top = expected[1].topk(4)
+    assert result.logprobs[1].top_token_ids.tolist() == top.indices.tolist()
+    assert result.logprobs[1].top_logprobs.tolist() == pytest.approx(top.values.tolist(), abs=1e-5)
+    assert result.logprobs[1].sampled == pytest.approx(float(expected[1, result.sampled[1]]), abs=1e-5)
+    assert result.sampled[1] not in stops
+    assert result.logprobs[2].top_token_ids.tolist() == []
+
+
+def test_timings_cover_the_step() -> None:
+    """Prepare, forward and sample times are all positive where the model ran."""
+    timings = _start(make_runner(make_limits()), make_sequence(1, [9, 8])).timings
+    assert min(timings.prepare, timings.forward, timings.sample) > 0
