@@ -11,8 +11,8 @@ from torch import Tensor
 class AttentionMetadata:
     """One step's ragged batch: R rows of the tokens of one sequence each, T tokens in all, row after row.
 
-    A token attends to every token of its own sequence at its own or an earlier position. Its key and value are written to
-    its slot before attention reads, so a row's query tokens are part of its context.
+    A token attends to every token of its own sequence at its own or an earlier position. Its key and value are written
+    to its slot before attention reads, so a row's query tokens are part of its context.
     """
 
     positions: Tensor
@@ -22,7 +22,8 @@ class AttentionMetadata:
     query_start: Tensor
     """int32 [R + 1]: the tokens of row r are query_start[r] to query_start[r + 1]."""
     context_lens: Tensor
-    """int32 [R]: tokens of the sequence whose KV exists after this step: those before plus the row's own. At least 1."""
+    """int32 [R]: tokens of the sequence whose KV exists after this step: those before plus the row's own. At least 1.
+    """
     block_tables: Tensor
     """int32 [R, B]: block ids of each row's sequence in order, padded with 0, the null block."""
     query_lens: tuple[int, ...]

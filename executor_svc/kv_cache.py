@@ -32,8 +32,8 @@ class KVShape(Protocol):
 class KVCache:
     """Keys and values of every layer, in blocks of `block_size` tokens.
 
-    A slot is block_id * block_size + offset. Memory is not cleared between owners: readers mask what their sequence does
-    not own, whatever it holds.
+    A slot is block_id * block_size + offset. Memory is not cleared between owners: readers mask what their sequence
+    does not own, whatever it holds.
     """
 
     num_blocks: int

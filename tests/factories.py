@@ -1,4 +1,6 @@
-"""Tiny random models on disk, in the Hugging Face folder format and as GGUF files. Deterministic by seed, made in milliseconds."""
+"""Tiny random models on disk, in the Hugging Face folder format and as GGUF files. Deterministic by seed, made in
+milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from torch import Tensor
 
 PAD_TOKEN_ID, BOS_TOKEN_ID, EOS_TOKEN_ID = 0, 1, 2
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MERGES = ("t h", "th e", "Ġ t", "Ġt h", "Ġth e", "i n", "a n", "e r", "o n", "r e", "Ġ a", "Ġ s", "e n", "o u", "in g", "an d", "Ġ w")
+# fmt: off
+MERGES = (
+    "t h", "th e", "Ġ t", "Ġt h", "Ġth e", "i n", "a n", "e r", "o n", "r e", "Ġ a", "Ġ s", "e n", "o u", "in g", "an d",
+    "Ġ w",
+)
+# fmt: on
 TOKENIZER_SIZE = len(SPECIAL_TOKENS) + 256 + len(MERGES)
 
 CHAT_TEMPLATE = (
@@ -53,8 +60,9 @@ def make_llama(
 ) -> Path:
     """Write a Llama-like model and its tokenizer into `folder` and return it.
 
-    `architecture` "Qwen2ForCausalLM" has biases on Q, K and V alone; `attention_bias` puts one on O too (Llama). `rope_scaling`
-    is written as config.json has it. `generation` adds to generation_config.json, `config` to config.json (None removes).
+    `architecture` "Qwen2ForCausalLM" has biases on Q, K and V alone; `attention_bias` puts one on O too (Llama).
+    `rope_scaling` is written as config.json has it. `generation` adds to generation_config.json, `config` to
+    config.json (None removes).
     """
     folder.mkdir(parents=True, exist_ok=True)
     assert vocab_size >= TOKENIZER_SIZE, f"the tokenizer has {TOKENIZER_SIZE} tokens"
@@ -100,7 +108,8 @@ def random_weights(config: Mapping[str, Any], *, seed: int, qkv_bias: bool, dtyp
     weights: dict[str, Tensor] = {}
 
     def linear(name: str, out_features: int, in_features: int, *, bias: bool, gain: float = 1.5) -> None:
-        weights[f"{name}.weight"] = torch.randn(out_features, in_features, generator=generator) * (gain / in_features**0.5)
+        scale = gain / in_features**0.5
+        weights[f"{name}.weight"] = scale * torch.randn(out_features, in_features, generator=generator)
         if bias:
             weights[f"{name}.bias"] = torch.randn(out_features, generator=generator) * 0.3
 
@@ -158,7 +167,8 @@ def make_tokenizer(folder: Path, *, add_bos: bool = False) -> None:
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     if add_bos:
         bos = SPECIAL_TOKENS[BOS_TOKEN_ID]
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, BOS_TOKEN_ID)])
+        template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, BOS_TOKEN_ID)])
+        tokenizer.post_processor = template
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

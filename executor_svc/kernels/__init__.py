@@ -1,22 +1,22 @@
 """Kernel sets: every op that has a fast version, chosen once at start and handed down by constructor.
 
-Each op has a folder: its contract in `__init__.py` (a Protocol), the plain-torch reference in `reference.py`, faster versions
-beside it (`cpu.py`, ...). A set is one file in `sets/` that names an implementation for every field: a field that a set lacks is
-an error when the set is built, never a silent fallback.
+Each op has a folder: its contract in `__init__.py` (a Protocol), the plain-torch reference in `reference.py`, faster
+versions beside it (`cpu.py`, ...). A set is one file in `sets/` that names an implementation for every field: a field
+that a set lacks is an error when the set is built, never a silent fallback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from executor_svc.kernels.activation import SiluAndMul
 from executor_svc.kernels.linear import PackLinear
+from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.kernels.norm import AddRmsNorm, RmsNorm
 from executor_svc.kernels.paged_attention import PlanAttention
+from executor_svc.kernels.penalties import ApplyPenalties
 from executor_svc.kernels.rotary import RotaryEmbedding
+from executor_svc.kernels.sampling import SampleTokens
 from executor_svc.kernels.write_kv import WriteKv
 
 KERNEL_SETS = ("reference", "cpu")
@@ -35,9 +35,9 @@ class KernelSet:
     rotary_embedding: RotaryEmbedding
     write_kv: WriteKv
     plan_attention: PlanAttention
-    apply_penalties: Callable[..., None]
-    sample_tokens: Callable[..., Tensor]
-    gather_logprobs: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    apply_penalties: ApplyPenalties
+    sample_tokens: SampleTokens
+    gather_logprobs: GatherLogprobs
 
 
 def build_kernels(name: str) -> KernelSet:

@@ -13,8 +13,8 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
         """Give x @ weight.T + bias.
 
-        x is [T, in_features] in the weight's dtype, T at least 1; the result is a new [T, out_features] of the same dtype,
-        accumulated in float32. x is not changed.
+        x is [T, in_features] in the weight's dtype, T at least 1; the result is a new [T, out_features] of the same
+        dtype, accumulated in float32. x is not changed.
         """
 
 

@@ -1,4 +1,6 @@
-"""Contracts of RMSNorm (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"), alone and after a residual add."""
+"""Contracts of RMSNorm (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"), alone and after a residual
+add.
+"""
 
 from __future__ import annotations
 

@@ -18,23 +18,38 @@ class PagedAttention(Protocol):
         query is [T, num_heads, head_dim], possibly a view with the last two dimensions contiguous; the caches are
         [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype, with the step's own keys and values already
         written. num_heads is a multiple of num_kv_heads: query head h reads KV head h // (num_heads / num_kv_heads).
-        Query token i of a row with q tokens and context c sits at position c - q + i and reads positions 0 to that. Slots
-        outside the row's context may hold anything, NaN included, and change no output; so may the null block. Scores and
-        sums are accumulated in float32. Nothing is changed.
+        Query token i of a row with q tokens and context c sits at position c - q + i and reads positions 0 to that.
+        Slots outside the row's context may hold anything, NaN included, and change no output; so may the null block.
+        Scores and sums are accumulated in float32. Nothing is changed.
         """
+
+
+class RaggedBatch(Protocol):
+    """The part of AttentionMetadata that attention reads; see there."""
+
+    @property
+    def query_start(self) -> Tensor:
+        """int32 [R + 1]."""
+
+    @property
+    def context_lens(self) -> Tensor:
+        """int32 [R]."""
+
+    @property
+    def block_tables(self) -> Tensor:
+        """int32 [R, B]."""
+
+    @property
+    def query_lens(self) -> tuple[int, ...]:
+        """Host copy."""
+
+    @property
+    def context_lens_host(self) -> tuple[int, ...]:
+        """Host copy."""
 
 
 class PlanAttention(Protocol):
     """Works out once a step what every layer's attention shares: grouping, masks, work space."""
 
-    def __call__(
-        self,
-        *,
-        query_start: Tensor,
-        context_lens: Tensor,
-        block_tables: Tensor,
-        query_lens: tuple[int, ...],
-        context_lens_host: tuple[int, ...],
-        block_size: int,
-    ) -> PagedAttention:
-        """Take the fields of AttentionMetadata (see there), and hold on to them as long as the result lives."""
+    def __call__(self, batch: RaggedBatch, block_size: int) -> PagedAttention:
+        """Plan a step of at least one row. The result may hold on to the batch's tensors."""

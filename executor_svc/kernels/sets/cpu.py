@@ -1,0 +1,35 @@
+"""The CPU set: torch's own fast operators, oneDNN for the linear layers."""
+
+from __future__ import annotations
+
+import torch
+
+from executor_svc.kernels import KernelSet
+from executor_svc.kernels.activation.cpu import silu_and_mul
+from executor_svc.kernels.linear.cpu import pack_linear
+from executor_svc.kernels.logprobs.cpu import gather_logprobs
+from executor_svc.kernels.norm.cpu import add_rms_norm, rms_norm
+from executor_svc.kernels.paged_attention.cpu import plan_attention
+from executor_svc.kernels.penalties.cpu import apply_penalties
+from executor_svc.kernels.rotary.cpu import rotary_embedding
+from executor_svc.kernels.sampling.cpu import sample_tokens
+from executor_svc.kernels.write_kv.cpu import write_kv
+
+
+def build() -> KernelSet:
+    """Give the set. RuntimeError where this build of torch lacks oneDNN."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        raise RuntimeError("kernel set cpu needs a torch built with oneDNN; set reference runs without")
+    return KernelSet(
+        name="cpu",
+        pack_linear=pack_linear,
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        silu_and_mul=silu_and_mul,
+        rotary_embedding=rotary_embedding,
+        write_kv=write_kv,
+        plan_attention=plan_attention,
+        apply_penalties=apply_penalties,
+        sample_tokens=sample_tokens,
+        gather_logprobs=gather_logprobs,
+    )

@@ -1,0 +1,31 @@
+"""The reference set: plain torch, any device, as clear as can be. What every other set is checked against."""
+
+from __future__ import annotations
+
+from executor_svc.kernels import KernelSet
+from executor_svc.kernels.activation.reference import silu_and_mul
+from executor_svc.kernels.linear.reference import pack_linear
+from executor_svc.kernels.logprobs.reference import gather_logprobs
+from executor_svc.kernels.norm.reference import add_rms_norm, rms_norm
+from executor_svc.kernels.paged_attention.reference import plan_attention
+from executor_svc.kernels.penalties.reference import apply_penalties
+from executor_svc.kernels.rotary.reference import rotary_embedding
+from executor_svc.kernels.sampling.reference import sample_tokens
+from executor_svc.kernels.write_kv.reference import write_kv
+
+
+def build() -> KernelSet:
+    """Give the set."""
+    return KernelSet(
+        name="reference",
+        pack_linear=pack_linear,
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        silu_and_mul=silu_and_mul,
+        rotary_embedding=rotary_embedding,
+        write_kv=write_kv,
+        plan_attention=plan_attention,
+        apply_penalties=apply_penalties,
+        sample_tokens=sample_tokens,
+        gather_logprobs=gather_logprobs,
+    )
