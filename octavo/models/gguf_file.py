@@ -1,4 +1,4 @@
-"""Reading the metadata of a GGUF file without its tensors.
+"""Reading the header of a GGUF file: its metadata, and where its tensors lie.
 
 Written for speed of start: `gguf.GGUFReader` makes an array of every token of the vocabulary and takes seconds for
 what takes a tenth of one here. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.models.errors import ModelError
 
@@ -20,14 +22,40 @@ _STRING = 8
 _ARRAY = 9
 
 
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor lies.
+
+    `shape` has the outermost dimension first, as torch has it; `ggml_type` is the number of its element type; `offset`
+    counts bytes from the start of the file. That its data lies within the file is not checked.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ggml_type: int
+    offset: int
+
+
 def read_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata by key: numbers, bools, strings and lists of these.
 
     Raises ModelError where the file is no GGUF file of version 2 or 3, or is cut short or damaged.
     """
+    return _read(path, lambda reader: reader.metadata())
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
+    """Return the metadata and the tensors' entries. Raises ModelError as read_metadata does."""
+    return _read(path, lambda reader: (reader.metadata(), reader.tensors()))
+
+
+def _read(path: Path, read: Callable[[_Reader], _T]) -> _T:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).metadata()
+            return read(_Reader(data))
     except _FormatError as error:
         raise ModelError(f"{path}: {error}") from None
     except (struct.error, UnicodeDecodeError):
@@ -46,6 +74,8 @@ class _Reader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._at = 0
+        self._num_tensors = 0
+        self._alignment = 32
 
     def metadata(self) -> dict[str, Any]:
         if self._data[:4] != _MAGIC:
@@ -54,8 +84,24 @@ class _Reader:
         (version,) = self._unpack("I")
         if version not in _VERSIONS:
             raise _FormatError(f"GGUF version {version} (or big-endian) is not supported, only {_VERSIONS}")
-        _tensors, count = self._unpack("QQ")
-        return {self._string(): self._value(self._unpack("I")[0]) for _ in range(count)}
+        self._num_tensors, count = self._unpack("QQ")
+        metadata = {self._string(): self._value(self._unpack("I")[0]) for _ in range(count)}
+        self._alignment = metadata.get("general.alignment", self._alignment)
+        if not isinstance(self._alignment, int) or self._alignment < 1:
+            raise _FormatError(f"general.alignment is {self._alignment!r}")
+        return metadata
+
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """Read the entries, which follow the metadata."""
+        entries = []
+        for _ in range(self._num_tensors):
+            name = self._string()
+            (num_dimensions,) = self._unpack("I")
+            shape = self._unpack(f"{num_dimensions}Q")[::-1]
+            entries.append((name, shape, *self._unpack("IQ")))
+        # Offsets count from the first aligned byte after the entries.
+        data_start = -(-self._at // self._alignment) * self._alignment
+        return tuple(TensorEntry(name, shape, kind, data_start + offset) for name, shape, kind, offset in entries)
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
