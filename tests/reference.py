@@ -1,0 +1,49 @@
+"""What transformers writes: the reference for every exactness test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
+
+
+class Reference:
+    """A model in transformers, run one prompt at a time."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model: Any = model.eval()
+
+    @classmethod
+    def open(cls, weights: Path, dtype: torch.dtype = torch.float32) -> Reference:
+        """Load a Hugging Face folder or a GGUF file, whose packed weights are unpacked first."""
+        if weights.suffix == ".gguf":
+            model = AutoModelForCausalLM.from_pretrained(
+                weights.parent, gguf_file=weights.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+            )
+        else:
+            model = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype)
+        return cls(model)
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], max_tokens: int, **generation: Any) -> list[int]:
+        """The output of `generate` without sampling: up to max_tokens tokens, an end-of-sequence token included."""
+        input_ids = torch.tensor([list(prompt)])
+        output = self.model.generate(
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            pad_token_id=0,
+            **generation,
+        )
+        tokens: list[int] = output[0, len(prompt) :].tolist()
+        return tokens
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
+        """float32 [len(tokens), vocab]: row i is the distribution of the token that follows tokens[: i + 1]."""
+        logits: torch.Tensor = self.model(torch.tensor([list(tokens)])).logits[0].float()
+        return torch.log_softmax(logits, dim=-1)
