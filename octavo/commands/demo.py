@@ -1,0 +1,74 @@
+"""`octavo demo`: everything once, from the model's file to an answer on the screen."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+
+from octavo.commands.cell_flags import add_cell_flags, count, given_settings
+from octavo.models.catalog import DEFAULT_MODEL
+
+QUESTION = "What is the capital of France, and what is it known for?"
+_INTERRUPTED = 130
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "demo",
+        help="fetch a small model, serve it, ask it one question, stop",
+        description="Fetch and prepare the model, start the three services on free ports, stream the answer to one "
+        "chat message over gRPC, say how fast it came, and stop everything.",
+    )
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL", help=f"[default: {DEFAULT_MODEL}]")
+    parser.add_argument("--question", default=QUESTION, help="what to ask [default: %(default)s]")
+    parser.add_argument("--executors", type=count, default=1, metavar="N", help="executor processes [default: 1]")
+    add_cell_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo. Raises ModelError, PlanError, StartError, ServiceError."""
+    from octavo.home import octavo_home
+    from octavo.local.plan import PlanOptions, plan_cell
+    from octavo.local.session import new_log_folder, run_cell
+    from octavo.models.pull import ensure_prepared
+
+    model = ensure_prepared(args.model)
+    extra = given_settings(args)
+    options = PlanOptions(args.executors, gateway_port=0, scheduler_port=0, executor_port=0, extra=extra)
+    plan = plan_cell(model, options)
+    logs = new_log_folder(octavo_home())
+
+    async def ask_once() -> None:
+        await ask(plan.gateway_address, args.question)
+
+    finished = asyncio.run(run_cell(plan, logs, lambda line: print(line, flush=True), ask_once))
+    return 0 if finished else _INTERRUPTED
+
+
+async def ask(address: str, question: str) -> None:
+    """Stream the answer to the screen and print its times. Raises ServiceError."""
+    from octavo.client import ChatEnd, ChatText, stream_chat
+
+    print(f"\nyou    {question}\nmodel  ", end="", flush=True)
+    asked = time.monotonic()
+    first = last = asked
+    num_tokens = first_tokens = 0
+    # Greedy: the demo says the same on every machine.
+    async for event in stream_chat(address, question, temperature=0.0, max_tokens=256):
+        match event:
+            case ChatText(text, count_):
+                last = time.monotonic()
+                if num_tokens == 0:
+                    first, first_tokens = last, count_
+                num_tokens += count_
+                print(text, end="", flush=True)
+            case ChatEnd(reason, prompt_tokens, completion_tokens):
+                rate = (num_tokens - first_tokens) / (last - first) if last > first else 0.0
+                print(
+                    f"\n\n{prompt_tokens} prompt tokens, {completion_tokens} tokens written, ended by {reason}\n"
+                    f"time to first token {1000 * (first - asked):.0f} ms, then {rate:.1f} tokens/s\n",
+                    flush=True,
+                )

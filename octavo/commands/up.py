@@ -1,0 +1,62 @@
+"""`octavo up`, also `octavo serve`: the three services on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from octavo.commands.cell_flags import add_cell_flags, count, given_settings
+from octavo.settings import EXECUTOR_PORT, GATEWAY_PORT, SCHEDULER_PORT
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "up",
+        aliases=["serve"],
+        help="serve a model on this machine until Ctrl-C",
+        description="Start gateway, scheduler and executors on this machine, wait until they serve, keep them running, "
+        "and stop them in order at Ctrl-C or SIGTERM. A model that is not prepared yet is fetched and prepared first. "
+        "Everything listens on 127.0.0.1 unless --bind says otherwise; logs go to OCTAVO_HOME/logs.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="as for `octavo prepare`")
+    parser.add_argument("--executors", type=count, default=1, metavar="N", help="executor processes [default: 1]")
+    parser.add_argument("--bind", metavar="ADDRESS", help="address the gateway listens on [default: 127.0.0.1]")
+    for service, default, note in (
+        ("gateway", GATEWAY_PORT, ""),
+        ("scheduler", SCHEDULER_PORT, ""),
+        ("executor", EXECUTOR_PORT, "; further executors take the ports after it"),
+    ):
+        parser.add_argument(
+            f"--{service}-port", type=int, metavar="PORT", help=f"0 picks a free one{note} [default: {default}]"
+        )
+    add_cell_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Raises ModelError, PlanError, StartError."""
+    from octavo.home import octavo_home
+    from octavo.local.hints import ready_message
+    from octavo.local.plan import PlanOptions, plan_cell
+    from octavo.local.session import new_log_folder, run_cell
+    from octavo.models.pull import ensure_prepared
+
+    options = PlanOptions(
+        num_executors=args.executors,
+        extra=given_settings(args),
+        gateway_port=args.gateway_port,
+        scheduler_port=args.scheduler_port,
+        executor_port=args.executor_port,
+        bind=args.bind,
+    )
+    model = ensure_prepared(args.model)
+    plan = plan_cell(model, options)
+    logs = new_log_folder(octavo_home())
+
+    async def until_a_signal() -> None:
+        print(f"\n{ready_message(model.name, plan.gateway_address)}\nlogs: {logs}", flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(run_cell(plan, logs, lambda line: print(line, flush=True), until_a_signal))
+    return 0

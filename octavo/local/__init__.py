@@ -1,0 +1,1 @@
+"""Running a whole cell on one machine: what `octavo up` and `octavo demo` do."""

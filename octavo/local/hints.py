@@ -1,0 +1,46 @@
+"""What to type next: ready-to-paste ways to call a cell that runs."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+_QUESTION = "What is the capital of France?"
+
+
+def grpcurl_commands(address: str) -> dict[str, str]:
+    """Return commands for grpcurl by what they do. Reflection tells grpcurl the contract, so no file is needed."""
+    chat = {"chat": {"messages": [{"role": "CHAT_ROLE_USER", "content": _QUESTION}]}, "sampling": {"temperature": 0}}
+    return {
+        "list the services": f"grpcurl -plaintext {address} list",
+        "describe the models": f"grpcurl -plaintext {address} octavo.v1.ModelService/ListModels",
+        "stream a chat": f"grpcurl -plaintext -d '{json.dumps(chat)}' {address} octavo.v1.InferenceService/Generate",
+    }
+
+
+def python_program(address: str) -> str:
+    """Return a Python program that streams a chat, with the stubs that come with Octavo."""
+    return textwrap.dedent(
+        f"""\
+        import grpc
+        from octavo.v1 import inference_pb2 as pb, inference_pb2_grpc
+
+        stub = inference_pb2_grpc.InferenceServiceStub(grpc.insecure_channel("{address}"))
+        message = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="{_QUESTION}")
+        request = pb.GenerateRequest(
+            chat=pb.ChatInput(messages=[message]), sampling=pb.SamplingConfig(temperature=0)
+        )
+        for event in stub.Generate(request):
+            print(event.delta.text, end="", flush=True)
+        print()
+        """
+    )
+
+
+def ready_message(model: str, address: str) -> str:
+    """Return what `octavo up` prints once everything serves."""
+    lines = [f"{model} is served at {address} (gRPC, plaintext). Ctrl-C stops it.", ""]
+    for purpose, command in grpcurl_commands(address).items():
+        lines += [f"# {purpose}", command, ""]
+    lines += ["# the same chat from Python (in this environment, or with the stubs made from protos/)"]
+    return "\n".join(lines) + "\n" + python_program(address)

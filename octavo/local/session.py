@@ -1,0 +1,83 @@
+"""A cell for as long as something uses it: start, use, stop in order, whatever ends the use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from octavo.local.plan import CellPlan
+from octavo.local.probe import wait_until_serving
+from octavo.local.supervisor import Probe, Reporter, Supervisor
+
+_KEPT_RUNS = 10
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Use = Callable[[], Coroutine[Any, Any, None]]
+
+
+async def run_cell(
+    plan: CellPlan, logs: Path, report: Reporter, use: Use, *, probe: Probe = wait_until_serving
+) -> bool:
+    """Start the cell, run `use`, and stop the cell when it returns, raises or a signal comes.
+
+    Returns False where SIGINT, SIGTERM or SIGHUP ended the use; a second signal kills the services instead of waiting
+    for them. Raises StartError, and what `use` raises.
+    """
+    supervisor = Supervisor(plan, logs, report, probe)
+    work = asyncio.create_task(_work(supervisor, use))
+    signals: list[None] = []
+
+    def on_signal() -> None:
+        signals.append(None)
+        if len(signals) == 1:
+            work.cancel()
+        else:
+            supervisor.kill()
+
+    loop = asyncio.get_running_loop()
+    for signum in _SIGNALS:
+        loop.add_signal_handler(signum, on_signal)
+    try:
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not signals:
+                raise
+        report("stopping")
+        return not signals
+    finally:
+        await supervisor.stop()
+        for signum in _SIGNALS:
+            loop.remove_signal_handler(signum)
+
+
+async def _work(supervisor: Supervisor, use: Use) -> None:
+    await supervisor.start()
+    keeping, using = asyncio.create_task(supervisor.run()), asyncio.create_task(use())
+    try:
+        done, _ = await asyncio.wait([keeping, using], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in (keeping, using):
+            task.cancel()
+        await asyncio.gather(keeping, using, return_exceptions=True)
+
+
+def new_log_folder(home: Path) -> Path:
+    """Make and return the folder for one run's logs, `home`/logs/TIME-PID. The last ten runs are kept."""
+    logs = home / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for old in sorted(path for path in logs.iterdir() if path.is_dir())[: 1 - _KEPT_RUNS]:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(old)
+    folder = logs / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}"
+    folder.mkdir()
+    return folder

@@ -1,0 +1,123 @@
+"""Starts the services of a cell, keeps them running, and stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.local.child import Child
+from octavo.local.plan import CellPlan
+
+STOP_GRACE = 15.0
+"""Seconds that a service gets to end by itself. Its own choreography takes a few."""
+FIRST_PAUSE = 0.5
+LAST_PAUSE = 30.0
+"""Seconds before a dead service is started again: the first, doubled at each further death, up to the last."""
+STEADY = 60.0
+"""Seconds of life after which a death counts as the first again."""
+REMINDER = 10.0
+"""Seconds without news after which the wait for the start says what it waits for."""
+
+Reporter = Callable[[str], None]
+Probe = Callable[[str], Coroutine[Any, Any, None]]
+"""Returns once the service at an address serves."""
+
+
+class StartError(Exception):
+    """A service ended before it served; the message holds the end of its log."""
+
+
+class Supervisor:
+    """The processes of one cell. `start` once, then `run`, then `stop`, which is safe at any moment."""
+
+    def __init__(
+        self, plan: CellPlan, logs: Path, report: Reporter, probe: Probe, *, stop_grace: float = STOP_GRACE
+    ) -> None:
+        """`logs`: an existing folder for a log file per service. `report` takes one line for the person who waits."""
+        self._children = [Child(service, logs / f"{service.name}.log") for service in plan.services]
+        self._report = report
+        self._probe = probe
+        self._stop_grace = stop_grace
+
+    def pids(self) -> dict[str, int]:
+        """Return the process ids by service."""
+        return {child.name: child.pid for child in self._children if child.pid is not None}
+
+    async def start(self) -> None:
+        """Start all services and return when each serves. Raises StartError when one ends before that."""
+        self._report(f"starting {', '.join(child.name for child in self._children)}")
+        for child in self._children:
+            await child.start()
+        started = self._now()
+        waiting: dict[asyncio.Task[Any], Child] = {
+            asyncio.create_task(self._probe(child.plan.address)): child for child in self._children
+        }
+        deaths: dict[asyncio.Task[Any], Child] = {asyncio.create_task(child.wait()): child for child in self._children}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait([*waiting, *deaths], timeout=REMINDER, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if task in deaths:
+                        raise StartError(deaths[task].last_words())
+                    task.result()
+                    self._report(f"{waiting.pop(task).name} serves after {self._now() - started:.1f} s")
+                if not done:
+                    names = ", ".join(child.name for child in waiting.values())
+                    self._report(f"still waiting for {names} after {self._now() - started:.0f} s")
+        finally:
+            await _cancel([*waiting, *deaths])
+
+    async def run(self) -> None:
+        """Start again whatever dies. Never returns; cancel it, then `stop`."""
+        async with asyncio.TaskGroup() as group:
+            for child in self._children:
+                group.create_task(self._keep(child))
+
+    async def stop(self) -> None:
+        """Stop gateway, scheduler and executors in this order: nobody new comes in, then nothing new is computed."""
+        for group in (self._children[:1], self._children[1:2], self._children[2:]):
+            ended = await asyncio.gather(*(child.stop(self._stop_grace) for child in group))
+            for child, in_time in zip(group, ended, strict=True):
+                if not in_time:
+                    self._report(f"{child.name} did not end within {self._stop_grace:.0f} s and was killed")
+
+    def kill(self) -> None:
+        """End what still runs at once."""
+        for child in self._children:
+            child.kill()
+
+    async def _keep(self, child: Child) -> None:
+        pause = FIRST_PAUSE
+        started = self._now()
+        while True:
+            await child.wait()
+            pause = FIRST_PAUSE if self._now() - started > STEADY else pause
+            self._report(child.last_words())
+            self._report(f"starting {child.name} again in {pause:g} s")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+            await child.start()
+            started = self._now()
+            await self._announce(child)
+
+    async def _announce(self, child: Child) -> None:
+        """Say that a service is back, unless it dies again first."""
+        serving, death = asyncio.create_task(self._probe(child.plan.address)), asyncio.create_task(child.wait())
+        try:
+            await asyncio.wait([serving, death], return_when=asyncio.FIRST_COMPLETED)
+            if not death.done():
+                self._report(f"{child.name} is back")
+        finally:
+            await _cancel([serving, death])
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,132 @@
+"""Which processes `octavo up` starts, with which flags and ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from gguf_samples import byte_level_metadata, write_gguf
+
+from octavo.local.plan import CellPlan, PlanError, PlanOptions, plan_cell
+from octavo.models import PreparedModel, open_prepared
+from octavo.models.prepare import prepare
+from octavo.rpc.settings import Settings, read
+from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings, known_variables
+
+FREE = {"gateway_port": 0, "scheduler_port": 0, "executor_port": 0}
+CLASSES: dict[str, type[Settings]] = {
+    "gateway": GatewaySettings,
+    "scheduler_svc": SchedulerSettings,
+    "executor_svc": ExecutorSettings,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> PreparedModel:
+    """A prepared model."""
+    path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
+    prepare(str(path))
+    return open_prepared(str(path))
+
+
+def settings_of(plan: CellPlan) -> dict[str, Settings]:
+    """Read each planned command line as the service itself would, in an empty environment."""
+    return {
+        service.name: read(CLASSES[service.command[2]], service.command[3:], {}, known_variables())
+        for service in plan.services
+    }
+
+
+def test_the_services_find_one_another(model: PreparedModel) -> None:
+    """Gateway knows the scheduler, the scheduler every executor, all the same model; each port is another."""
+    plan = plan_cell(model, PlanOptions(num_executors=3, **FREE), {})
+    settings = settings_of(plan)
+    assert list(settings) == ["gateway", "scheduler", "executor-0", "executor-1", "executor-2"]
+    addresses = {service.name: service.address for service in plan.services}
+    assert len(set(addresses.values())) == 5
+    assert plan.gateway_address == addresses["gateway"]
+    assert settings["gateway"].scheduler == addresses["scheduler"]
+    assert settings["scheduler"].executors.split(",") == [addresses[f"executor-{index}"] for index in range(3)]
+    for name, each in settings.items():
+        assert addresses[name] == f"{each.bind}:{each.port}"
+        assert getattr(each, "model", str(model.path)) == str(model.path)
+
+
+def test_flags_reach_the_services_that_know_them(model: PreparedModel) -> None:
+    """A shared setting goes to all, another to its own service only."""
+    extra = {"cell": "blue", "dtype": "float32", "depth": "1", "kv_memory": "64MiB", "check_invariants": "true"}
+    settings = settings_of(plan_cell(model, PlanOptions(extra=extra, **FREE), {}))
+    assert {each.cell for each in settings.values()} == {"blue"}
+    assert (settings["scheduler"].depth, settings["scheduler"].check_invariants) == (1, True)
+    assert (settings["executor-0"].dtype, settings["executor-0"].kv_memory) == ("float32", 64 << 20)
+
+
+def test_several_executors_share_the_cores(model: PreparedModel) -> None:
+    """Each would take all cores by itself; a choice of the user's stays as it is."""
+    cores = os.cpu_count() or 1
+    one = settings_of(plan_cell(model, PlanOptions(**FREE), {}))
+    assert one["executor-0"].threads is None
+    two = settings_of(plan_cell(model, PlanOptions(num_executors=2, **FREE), {}))
+    assert two["executor-1"].threads == max(1, cores // 2)
+    chosen = settings_of(plan_cell(model, PlanOptions(num_executors=2, extra={"threads": "7"}, **FREE), {}))
+    assert chosen["executor-1"].threads == 7
+    by_variable = plan_cell(model, PlanOptions(num_executors=2, **FREE), {"OCTAVO_THREADS": "7"})
+    assert "--threads" not in by_variable.services[-1].command
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "executor"])
+def test_a_taken_port_is_named_with_its_flag(model: PreparedModel, service: str) -> None:
+    """Nothing is moved to another port behind the user's back."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PlanError, match=rf"cannot listen on 127\.0\.0\.1:{port}.*--{service}-port"):
+            plan_cell(model, PlanOptions(**(FREE | {f"{service}_port": port})), {})
+
+
+def test_two_services_cannot_have_one_port(model: PreparedModel) -> None:
+    """Ports that collide within the plan are found before anything starts."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    with pytest.raises(PlanError, match=rf":{port}.*--scheduler-port"):
+        plan_cell(model, PlanOptions(gateway_port=port, scheduler_port=port, executor_port=0), {})
+
+
+def test_executors_take_the_ports_after_the_first(model: PreparedModel) -> None:
+    """`--executor-port P --executors 2` listens on P and P + 1."""
+    first = next(port for port in range(20_000, 30_000) if all(is_free(port + i) for i in range(2)))
+    plan = plan_cell(model, PlanOptions(num_executors=2, gateway_port=0, scheduler_port=0, executor_port=first), {})
+    assert [service.address for service in plan.services[2:]] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
+
+
+def test_ports_come_from_variables_where_no_flag_is_given(model: PreparedModel) -> None:
+    """`octavo up` reads the services' own variables, and a flag wins over them."""
+    variables = {"OCTAVO_GATEWAY_PORT": "0", "OCTAVO_SCHEDULER_PORT": "0", "OCTAVO_EXECUTOR_PORT": "0"}
+    plan = plan_cell(model, PlanOptions(), variables)
+    assert {"50051", "50052", "50053"}.isdisjoint(service.address.split(":")[1] for service in plan.services)
+    with pytest.raises(PlanError, match="--gateway-port"):
+        plan_cell(model, PlanOptions(gateway_port=70_000), variables)
+
+
+def test_bad_flags_and_variables_are_named_before_anything_starts(model: PreparedModel) -> None:
+    """The services' own reading decides, so up and service agree on what is valid."""
+    with pytest.raises(PlanError, match="--dtype='int3'"):
+        plan_cell(model, PlanOptions(extra={"dtype": "int3"}, **FREE), {})
+    with pytest.raises(PlanError, match="OCTAVO_DEPHT"):
+        plan_cell(model, PlanOptions(**FREE), {"OCTAVO_DEPHT": "2"})
+
+
+def test_only_the_gateway_listens_elsewhere(model: PreparedModel) -> None:
+    """`--bind` opens the public API; the services behind it stay on loopback, and so do local clients."""
+    plan = plan_cell(model, PlanOptions(bind="0.0.0.0", **FREE), {})
+    settings = settings_of(plan)
+    assert settings["gateway"].bind == "0.0.0.0"
+    assert plan.gateway_address.startswith("127.0.0.1:")
+    assert {settings["scheduler"].bind, settings["executor-0"].bind} == {"127.0.0.1"}
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody listens on a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
