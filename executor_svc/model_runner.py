@@ -15,12 +15,15 @@ from torch import Tensor
 from executor_svc.attention import AttentionMetadata
 from executor_svc.batch import (
     Limits,
+    NewSequence,
     RowStatus,
+    SamplingParams,
     StageTimings,
     StepBatch,
     StepFailure,
     StepFailureReason,
     StepResult,
+    StoppingParams,
     TokenLogprobs,
 )
 from executor_svc.input_batch import InputBatch, InputBatchBuilder
@@ -58,6 +61,32 @@ class ModelRunner:
     def num_sequences(self) -> int:
         """Live stays."""
         return len(self._table)
+
+    def warm_up(self) -> None:
+        """Run one prompt as long as a step allows, and one token after it. Raises RuntimeError where a step fails.
+
+        It pays for what the first steps would: thread pools, code that is chosen or compiled by shape, memory pages.
+        """
+        limits = self._limits
+        num_tokens = min(
+            limits.max_num_batched_tokens, limits.max_model_len - 2, (limits.num_blocks - 1) * limits.block_size - 1
+        )
+        if num_tokens < 1:
+            return
+        tokens = tuple(token % limits.vocab_size for token in range(num_tokens))
+        sequence = NewSequence(1, tokens, num_tokens, 0, SamplingParams(temperature=1.0), StoppingParams(max_tokens=2))
+        num_blocks = -(-(num_tokens + 1) // limits.block_size)
+        prompt = StepBatch(
+            0, 1, (), (sequence,), (1,), (num_tokens,), (0,), (num_blocks,), tuple(range(1, num_blocks + 1))
+        )
+        token = StepBatch(
+            0, 2, handles=(1,), num_scheduled_tokens=(1,), num_computed_tokens=(num_tokens,), num_new_blocks=(0,)
+        )
+        for batch in (prompt, token):
+            failure = self.run(batch).failure
+            if failure is not None:
+                raise RuntimeError(f"the warm-up step failed: {failure.message}")
+        self.reset()
 
     def reset(self) -> None:
         """Forget every sequence: a session begins. KV memory keeps its bytes; nobody reads what nobody owns."""

@@ -1,0 +1,179 @@
+"""The one thread that owns the device, and the sessions whose steps it runs in order.
+
+Everything outside the thread lives on the event loop: sessions are opened, steps handed over and events received there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter
+from typing import Protocol
+
+from executor_svc.batch import StepBatch, StepFailureReason, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class StepRunner(Protocol):
+    """What the thread drives. All of it runs on the thread."""
+
+    def warm_up(self) -> None:
+        """Pay the costs of the first steps before there is a session."""
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """Run a step. Errors of the step are part of the result; what it raises ends the thread."""
+
+    def refuse(self, batch: StepBatch) -> StepResult:
+        """Answer a step that was in flight behind a failed one, without running it."""
+
+
+@dataclass(frozen=True)
+class SessionReady:
+    """The session is open: earlier device work has ended and nothing is left of it."""
+
+    session: int
+
+
+SessionEvent = SessionReady | StepResult
+
+
+class Session:
+    """One session's end on the event loop. Its steps run in the order of `submit`; its events come in the same order.
+
+    After `close` no event is delivered and no further step is run: one that runs at this moment goes to its end
+    unheard.
+    """
+
+    def __init__(
+        self, number: int, queue: SimpleQueue[_Begin | _Step | None], deliver: Callable[[SessionEvent], None]
+    ) -> None:
+        self.number = number
+        self.closed = False
+        self._queue = queue
+        self._deliver = deliver
+        self._failures_told = 0
+
+    def submit(self, batch: StepBatch) -> None:
+        """Queue a step."""
+        self._queue.put(_Step(self, batch, self._failures_told, perf_counter()))
+
+    def answering(self, result: StepResult) -> None:
+        """Say that a result is being sent now. If its step failed, steps submitted before are refused, later ones
+        run.
+        """
+        if result.failure is not None and result.failure.reason is not StepFailureReason.REFUSED:
+            self._failures_told += 1
+
+    def close(self) -> None:
+        """End the session."""
+        self.closed = True
+
+    def receive(self, event: SessionEvent) -> None:
+        """Take an event from the device thread, on the event loop."""
+        if not self.closed:
+            self._deliver(event)
+
+
+@dataclass
+class _Begin:
+    session: Session
+
+
+@dataclass
+class _Step:
+    session: Session
+    batch: StepBatch
+    failures_told: int
+    submitted: float
+
+
+class Worker:
+    """The device thread."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._queue: SimpleQueue[_Begin | _Step | None] = SimpleQueue()
+        # Not a daemon: the interpreter must not go away under a running kernel.
+        self._thread = Thread(target=self._main, name="device", daemon=False)
+        self._loop: asyncio.AbstractEventLoop
+        self._warm = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._error: BaseException | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether steps are being run."""
+        return self._warm.is_set() and not self._ended.is_set()
+
+    async def start(self) -> None:
+        """Start the thread and wait for the warm-up. Raises what the warm-up raised; then the thread has ended."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        await self._warm.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+
+    def open(self, number: int, deliver: Callable[[SessionEvent], None]) -> Session:
+        """Open a session behind all work queued so far; SessionReady is its first event. The one before is closed."""
+        session = Session(number, self._queue, deliver)
+        self._queue.put(_Begin(session))
+        return session
+
+    async def wait_ended(self) -> BaseException | None:
+        """Wait for the end of the thread; return what it died of, None where it was stopped."""
+        await self._ended.wait()
+        return self._error
+
+    async def stop(self) -> None:
+        """End the thread after what is queued. Steps of closed sessions are not run. Idempotent once started."""
+        self._queue.put(None)
+        await self._ended.wait()
+        self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            self._runner.warm_up()
+            self._tell(self._warm.set)
+            self._work()
+        except BaseException as error:
+            logger.critical("the device thread died", exc_info=error)
+            self._error = error
+        finally:
+            self._tell(self._ended.set)
+            self._tell(self._warm.set)
+
+    def _work(self) -> None:
+        failures = 0
+        while (item := self._queue.get()) is not None:
+            session = item.session
+            if session.closed:
+                continue
+            event: SessionEvent
+            if isinstance(item, _Begin):
+                failures = 0
+                self._runner.reset()
+                event = SessionReady(session.number)
+            else:
+                waited = perf_counter() - item.submitted
+                refused = item.failures_told < failures
+                result = self._runner.refuse(item.batch) if refused else self._runner.run(item.batch)
+                if result.failure is not None and not refused:
+                    failures += 1
+                event = replace(result, timings=replace(result.timings, queue=waited))
+            self._tell(session.receive, event)
+
+    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            # The loop has closed: nobody is left to hear it.
+            logger.debug("an event of the device thread found no event loop")

@@ -1,0 +1,442 @@
+"""ExecutorService over a real channel: opening, sessions, frames, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from executor_svc.batch import ExecutorInfo, StepBatch
+from executor_svc.servicer import ExecutorService
+from executor_svc.worker import Session, SessionEvent, StepRunner, Worker
+from octavo.internal.executor.v1 import executor_pb2 as pb
+from octavo.internal.executor.v1 import executor_pb2_grpc, sequence_pb2
+from octavo.rpc.channel import open_channel
+from octavo.rpc.errors import ServiceError, from_rpc_error
+from octavo.rpc.server import RpcServer
+from tests.fakes_executor import RecallModel, make_limits, make_runner
+
+TIMEOUT = 10.0
+INFO = ExecutorInfo("ab" * 16, "cell-a", "tiny", "rev", "tok", "finger", make_limits())
+
+
+class Peer:
+    """A scheduler's end of one Execute stream."""
+
+    def __init__(self, stub: executor_pb2_grpc.ExecutorServiceStub) -> None:
+        self.call = stub.Execute()
+
+    async def read(self) -> pb.ExecuteResponse:
+        frame = await asyncio.wait_for(self.call.read(), TIMEOUT)
+        assert isinstance(frame, pb.ExecuteResponse), f"the stream ended: {await self.call.code()}"
+        return frame
+
+    async def write(self, **frame: Any) -> None:
+        await asyncio.wait_for(self.call.write(pb.ExecuteRequest(**frame)), TIMEOUT)
+
+    async def begin(self, term: int, session: int) -> None:
+        """Open a session, from Welcome to Ready."""
+        assert (await self.read()).WhichOneof("frame") == "welcome"
+        await self.write(begin=pb.Begin(term=term, session=session))
+        assert (await self.read()).ready.session == session
+
+    async def step(self, batch: pb.StepBatch) -> pb.StepResult:
+        await self.write(step_batch=batch)
+        return (await self.read()).step_result
+
+    async def end(self) -> ServiceError:
+        """The error that the stream ends with; frames that come before it are read."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self._drain()
+        return from_rpc_error(caught.value)
+
+    async def _drain(self) -> None:
+        while await asyncio.wait_for(self.call.read(), TIMEOUT) is not grpc.aio.EOF:
+            pass
+
+
+class WatchedWorker(Worker):
+    """A worker that tells when a session is opened and which steps were handed over."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        super().__init__(runner)
+        self.opened = asyncio.Event()
+        self.submitted: asyncio.Queue[int] = asyncio.Queue()
+
+    def open(self, number: int, deliver: Callable[[SessionEvent], None]) -> Session:
+        """See Worker."""
+        session = super().open(number, deliver)
+        submit = session.submit
+
+        def watched(batch: StepBatch) -> None:
+            submit(batch)
+            self.submitted.put_nowait(batch.step)
+
+        session.submit = watched  # type: ignore[method-assign]
+        self.opened.set()
+        return session
+
+
+class Stack:
+    """A served executor over RecallModel."""
+
+    def __init__(self) -> None:
+        self.before_forward: Callable[[int], None] = lambda number: None
+        self.model = RecallModel(61, before_forward=lambda number: self.before_forward(number))
+        self.worker = WatchedWorker(make_runner(make_limits(), self.model))
+        self.servicer = ExecutorService(INFO, self.worker)
+        self.rpc = RpcServer("127.0.0.1", 0)
+        self.stub: executor_pb2_grpc.ExecutorServiceStub
+
+    def peer(self) -> Peer:
+        return Peer(self.stub)
+
+
+@pytest_asyncio.fixture(name="stack")
+async def _stack() -> AsyncIterator[Stack]:
+    before = set(asyncio.all_tasks())
+    stack = Stack()
+    await stack.worker.start()
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(stack.servicer, stack.rpc.server)
+    await stack.rpc.start("octavo.internal.executor.v1.ExecutorService")
+    async with open_channel(f"127.0.0.1:{stack.rpc.port}") as channel:
+        stack.stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+        yield stack
+    stack.servicer.end_streams(ServiceError(grpc.StatusCode.UNAVAILABLE, "STOPPING", "stopping"))
+    await stack.rpc.stop(1.0)
+    await stack.worker.stop()
+    left = {task.get_coro().__qualname__ for task in set(asyncio.all_tasks()) - before}  # type: ignore[union-attr]
+    assert not {name for name in left if "_Stream" in name or "Execute" in name}
+    assert "device" not in {thread.name for thread in threading.enumerate()}
+
+
+def _new(handle: int, token_ids: list[int], max_tokens: int = 8, **sampling: Any) -> sequence_pb2.NewSequence:
+    defaults = {"top_p": 1.0, "repetition_penalty": 1.0}
+    return pb.NewSequence(
+        handle=handle,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        sampling=sequence_pb2.SamplingParams(**{**defaults, **sampling}),
+        stopping=sequence_pb2.StoppingParams(max_tokens=max_tokens),
+    )
+
+
+def _first(session: int = 7, **changes: Any) -> pb.StepBatch:
+    """Step 1: sequence 1, three tokens, in block 1."""
+    fields: dict[str, Any] = {
+        "session": session,
+        "step": 1,
+        "new_sequences": [_new(1, [9, 8, 7])],
+        "handles": [1],
+        "num_scheduled_tokens": [3],
+        "num_computed_tokens": [0],
+        "num_new_blocks": [1],
+        "new_blocks": [1],
+    }
+    return pb.StepBatch(**{**fields, **changes})
+
+
+def _next(step: int, computed: int, session: int = 7) -> pb.StepBatch:
+    """One more token of sequence 1."""
+    return pb.StepBatch(
+        session=session,
+        step=step,
+        handles=[1],
+        num_scheduled_tokens=[1],
+        num_computed_tokens=[computed],
+        num_new_blocks=[1 if computed == 4 else 0],
+        new_blocks=[2] if computed == 4 else [],
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_session_from_welcome_to_close(stack: Stack) -> None:
+    """Welcome carries who and how much; steps, several in flight, are answered in order; closing the stream ends it
+    with OK.
+    """
+    peer = stack.peer()
+    welcome = (await peer.read()).welcome
+    limits = make_limits()
+    assert (welcome.incarnation, welcome.cell, welcome.model_name) == ("ab" * 16, "cell-a", "tiny")
+    assert (welcome.model_revision, welcome.tokenizer_hash, welcome.fingerprint) == ("rev", "tok", "finger")
+    assert (welcome.block_size, welcome.num_blocks, welcome.vocab_size) == (4, limits.num_blocks, 61)
+    assert (welcome.max_num_seqs, welcome.max_num_batched_tokens, welcome.max_model_len) == (8, 64, 48)
+    assert welcome.highest_term == 0
+    await peer.write(begin=pb.Begin(term=5, session=7))
+    assert (await peer.read()).ready.session == 7
+    for batch in (_first(), _next(2, 3), _next(3, 4)):
+        await peer.write(step_batch=batch)
+    results = [(await peer.read()).step_result for _ in range(3)]
+    assert [(result.session, result.step) for result in results] == [(7, 1), (7, 2), (7, 3)]
+    for result in results:
+        assert (list(result.handles), list(result.statuses)) == ([1], [pb.ROW_STATUS_OK])
+        assert (list(result.num_sampled_tokens), len(result.token_ids)) == ([1], 1)
+        assert result.timings.forward.ToNanoseconds() > 0
+    await peer.call.done_writing()
+    assert await asyncio.wait_for(peer.call.read(), TIMEOUT) is grpc.aio.EOF
+    assert await peer.call.code() == grpc.StatusCode.OK
+
+
+@pytest.mark.asyncio
+async def test_logprobs_cross_the_wire(stack: Stack) -> None:
+    """A row that asks gets its columns packed, under its row index; a row that does not gets none."""
+    peer = stack.peer()
+    await peer.begin(1, 7)
+    batch = _first(
+        new_sequences=[_new(1, [9, 8, 7]), _new(2, [9, 8, 7], top_logprobs=3)],
+        handles=[1, 2],
+        num_scheduled_tokens=[3, 3],
+        num_computed_tokens=[0, 0],
+        num_new_blocks=[1, 1],
+        new_blocks=[1, 2],
+    )
+    result = await peer.step(batch)
+    (entry,) = result.logprobs
+    assert (entry.row, entry.columns.num_top) == (1, 3)
+    assert (len(entry.columns.sampled), len(entry.columns.top_token_ids), len(entry.columns.top_logprobs)) == (
+        4,
+        12,
+        12,
+    )
+    # Greedy: the sampled token is the likeliest.
+    assert entry.columns.top_token_ids[:4] == result.token_ids[1].to_bytes(4, "little")
+    assert entry.columns.top_logprobs[:4] == entry.columns.sampled
+
+
+@pytest.mark.asyncio
+async def test_terms(stack: Stack) -> None:
+    """A lower term is refused for ever after, the highest term is told in Welcome, an equal one waits for the live
+    stream.
+    """
+    first = stack.peer()
+    await first.begin(5, 1)
+    stale = stack.peer()
+    assert (await stale.read()).welcome.highest_term == 5
+    await stale.write(begin=pb.Begin(term=4, session=1))
+    error = await stale.end()
+    assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_TERM")
+    assert error.metadata == {"highest_term": "5"}
+    second = stack.peer()
+    await second.read()
+    await second.write(begin=pb.Begin(term=5, session=2))
+    error = await second.end()
+    assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SESSION_EXISTS")
+    assert (await first.step(_first(session=1))).statuses == [pb.ROW_STATUS_OK]
+    await first.call.done_writing()
+    assert await asyncio.wait_for(first.call.read(), TIMEOUT) is grpc.aio.EOF
+    third = stack.peer()
+    await third.begin(5, 3)
+
+
+@pytest.mark.asyncio
+async def test_a_higher_term_takes_over(stack: Stack) -> None:
+    """A higher term ends the live stream with ABORTED; the new session waits for the running step, hears nothing of
+    it and starts empty.
+    """
+    running, gate = threading.Event(), threading.Event()
+
+    def block(number: int) -> None:
+        running.set()
+        assert gate.wait(TIMEOUT)
+
+    old = stack.peer()
+    await old.begin(5, 1)
+    stack.before_forward = block
+    await old.write(step_batch=_first(session=1))
+    await old.write(step_batch=_next(2, 3, session=1))
+    assert await asyncio.to_thread(running.wait, TIMEOUT)
+    new = stack.peer()
+    await new.read()
+    await new.write(begin=pb.Begin(term=6, session=1))
+    error = await old.end()
+    assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "SESSION_REPLACED")
+    ready = asyncio.create_task(new.read())
+    await new.write(step_batch=_first(session=1, new_sequences=[], num_computed_tokens=[3], num_scheduled_tokens=[1]))
+    assert not ready.done()
+    stack.before_forward = lambda number: None
+    gate.set()
+    assert (await ready).ready.session == 1
+    result = (await new.read()).step_result
+    assert (result.step, list(result.statuses)) == (1, [pb.ROW_STATUS_DESYNC])
+
+
+@pytest.mark.asyncio
+async def test_a_cut_connection_frees_the_executor(stack: Stack) -> None:
+    """A stream that is cut while a step runs, with others queued, lets the next one of the same term in, empty."""
+    first = stack.peer()
+    await first.begin(5, 1)
+    running, gate = threading.Event(), threading.Event()
+
+    def block(number: int) -> None:
+        running.set()
+        assert gate.wait(TIMEOUT)
+
+    stack.before_forward = block
+    await first.write(step_batch=_first(session=1))
+    await first.write(step_batch=_next(2, 3, session=1))
+    assert await asyncio.to_thread(running.wait, TIMEOUT)
+    num_forwards = stack.model.num_forwards
+    stack.worker.opened.clear()
+    first.call.cancel()
+    stack.before_forward = lambda number: None
+    # The executor hears of the cut a moment later and refuses until then; once it has heard, the begun step is still
+    # running.
+    opened = asyncio.create_task(stack.worker.opened.wait())
+    while not opened.done():
+        peer = stack.peer()
+        await peer.read()
+        await peer.write(begin=pb.Begin(term=5, session=2))
+        ready = asyncio.create_task(peer.call.read())
+        await asyncio.wait({opened, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT)
+        if not opened.done():
+            assert isinstance(ready.exception(), grpc.aio.AioRpcError)
+    assert not ready.done()
+    gate.set()
+    assert (await asyncio.wait_for(ready, TIMEOUT)).ready.session == 2
+    assert (await peer.step(_first(session=2))).statuses == [pb.ROW_STATUS_OK]
+    # The queued step of the cut session never ran, and its sequence is gone.
+    assert stack.model.num_forwards == num_forwards + 1
+    after = pb.StepBatch(
+        session=2, step=2, handles=[2], num_scheduled_tokens=[1], num_computed_tokens=[3], num_new_blocks=[0]
+    )
+    assert (await peer.step(after)).statuses == [pb.ROW_STATUS_DESYNC]
+
+
+@pytest.mark.asyncio
+async def test_frames_of_another_session_are_dropped(stack: Stack) -> None:
+    """A StepBatch of another session changes nothing and is not counted."""
+    peer = stack.peer()
+    await peer.begin(5, 7)
+    await peer.write(step_batch=_first(session=6))
+    assert (await peer.step(_first())).statuses == [pb.ROW_STATUS_OK]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("frame", "field"),
+    [
+        ({"step_batch": _first(step=2)}, "step_batch.step"),
+        ({"step_batch": _first(step=0)}, "step_batch.step"),
+        ({"step_batch": _first(num_scheduled_tokens=[])}, "step_batch.handles"),
+        ({"step_batch": _first(num_computed_tokens=[0, 0])}, "step_batch.handles"),
+        ({"step_batch": _first(num_new_blocks=[])}, "step_batch.handles"),
+        ({"step_batch": _first(new_blocks=[1, 2])}, "step_batch.new_blocks"),
+        ({"step_batch": _first(num_new_blocks=[2**32 - 1])}, "step_batch.new_blocks"),
+        ({"step_batch": _first(handles=[0], new_sequences=[])}, "step_batch.handles"),
+        ({"step_batch": _first(handles=[2])}, "step_batch.new_sequences"),
+        ({"step_batch": _first(new_sequences=[_new(1, [1]), _new(1, [1])])}, "step_batch.new_sequences"),
+        (
+            {
+                "step_batch": _first(
+                    handles=[1, 1],
+                    num_scheduled_tokens=[3, 3],
+                    num_computed_tokens=[0, 0],
+                    num_new_blocks=[1, 1],
+                    new_blocks=[1, 2],
+                )
+            },
+            "step_batch.handles",
+        ),
+        ({"begin": pb.Begin(term=5, session=8)}, "frame"),
+        ({}, "frame"),
+    ],
+)
+async def test_malformed_frames(stack: Stack, frame: dict[str, Any], field: str) -> None:
+    """A frame without meaning ends the stream with INVALID_ARGUMENT naming the field; the next stream is served."""
+    peer = stack.peer()
+    await peer.begin(5, 7)
+    await peer.write(**frame)
+    error = await peer.end()
+    assert error.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert [violation.field for violation in error.violations] == [field]
+    again = stack.peer()
+    await again.begin(5, 8)
+    assert stack.worker.alive
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"step_batch": _first()},
+        {},
+        {"begin": pb.Begin(term=0, session=1)},
+        {"begin": pb.Begin(term=1, session=0)},
+    ],
+)
+async def test_malformed_openings(stack: Stack, frame: dict[str, Any]) -> None:
+    """Anything but a Begin with a term and a session is refused with INVALID_ARGUMENT, and teaches no term."""
+    peer = stack.peer()
+    await peer.read()
+    await peer.write(**frame)
+    assert (await peer.end()).code == grpc.StatusCode.INVALID_ARGUMENT
+    assert (await stack.peer().read()).welcome.highest_term == 0
+
+
+@pytest.mark.asyncio
+async def test_closing_before_begin(stack: Stack) -> None:
+    """A peer that hears Welcome and leaves gets OK: that is how a scheduler of another cell says no."""
+    peer = stack.peer()
+    await peer.read()
+    await peer.call.done_writing()
+    assert await asyncio.wait_for(peer.call.read(), TIMEOUT) is grpc.aio.EOF
+    assert await peer.call.code() == grpc.StatusCode.OK
+
+
+@pytest.mark.asyncio
+async def test_failed_and_refused_steps_over_the_wire(stack: Stack) -> None:
+    """A failed step is answered with its failure and empty columns, the one in flight behind it is REFUSED, the next
+    one runs.
+    """
+    peer = stack.peer()
+    await peer.begin(5, 7)
+    running, gate = threading.Event(), threading.Event()
+
+    def fail(number: int) -> None:
+        running.set()
+        assert gate.wait(TIMEOUT)
+        raise MemoryError
+
+    stack.before_forward = fail
+    await peer.write(step_batch=_first())
+    assert await asyncio.to_thread(running.wait, TIMEOUT)
+    await peer.write(step_batch=_next(2, 3))
+    while await asyncio.wait_for(stack.worker.submitted.get(), TIMEOUT) != 2:
+        pass
+    gate.set()
+    failed, refused = (await peer.read()).step_result, (await peer.read()).step_result
+    assert failed.failure.reason == pb.STEP_FAILURE_REASON_OUT_OF_MEMORY
+    assert (list(failed.handles), list(failed.statuses), list(failed.token_ids)) == ([], [], [])
+    assert refused.failure.reason == pb.STEP_FAILURE_REASON_REFUSED
+    stack.before_forward = lambda number: None
+    again = _first(step=3, new_sequences=[_new(2, [9, 8, 7])], handles=[2], released_handles=[1])
+    assert (await peer.step(again)).statuses == [pb.ROW_STATUS_OK]
+
+
+@pytest.mark.asyncio
+async def test_end_streams(stack: Stack) -> None:
+    """Ending the streams ends those in session and those before it with the given error, and refuses later ones with
+    it.
+    """
+    in_session, waiting = stack.peer(), stack.peer()
+    await in_session.begin(5, 1)
+    await waiting.read()
+    stack.servicer.end_streams(ServiceError(grpc.StatusCode.UNAVAILABLE, "STOPPING", "stopping"))
+    for peer in (in_session, waiting, stack.peer()):
+        error = await peer.end()
+        assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "STOPPING")
+
+
+@pytest.mark.asyncio
+async def test_large_frames(stack: Stack) -> None:
+    """A StepBatch of 5 MiB gets through to the row check (E16)."""
+    peer = stack.peer()
+    await peer.begin(5, 7)
+    result = await peer.step(_first(new_sequences=[_new(1, [2**31] * (1 << 20))]))
+    assert list(result.statuses) == [pb.ROW_STATUS_BAD_INPUT]

@@ -1,0 +1,234 @@
+"""The device thread: order, sessions, refusal, death and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from executor_svc.batch import StepBatch, StepFailure, StepFailureReason, StepResult
+from executor_svc.worker import SessionEvent, SessionReady, Worker
+
+TIMEOUT = 10.0
+
+
+class ScriptedRunner:
+    """Records every call and the thread it came on. Steps in `gates` wait for theirs; those in `failing` fail."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.threads: set[str] = set()
+        self.gates: dict[int, threading.Event] = {}
+        self.running = threading.Event()
+        self.failing: set[int] = set()
+        self.warm_up_error: Exception | None = None
+        self.fatal_step = 0
+
+    def warm_up(self) -> None:
+        self._note("warm_up", 0)
+        if self.warm_up_error is not None:
+            raise self.warm_up_error
+
+    def reset(self) -> None:
+        self._note("reset", 0)
+
+    def run(self, batch: StepBatch) -> StepResult:
+        self._note("run", batch.step)
+        self.running.set()
+        if batch.step in self.gates:
+            assert self.gates[batch.step].wait(TIMEOUT)
+        if batch.step == self.fatal_step:
+            raise SystemError("the device is gone")
+        failure = StepFailure(StepFailureReason.INTERNAL, "scripted") if batch.step in self.failing else None
+        return StepResult(batch.session, batch.step, failure=failure)
+
+    def refuse(self, batch: StepBatch) -> StepResult:
+        self._note("refuse", batch.step)
+        return StepResult(batch.session, batch.step, failure=StepFailure(StepFailureReason.REFUSED, ""))
+
+    def _note(self, call: str, step: int) -> None:
+        self.calls.append((call, step))
+        self.threads.add(threading.current_thread().name)
+
+
+@pytest.fixture(name="runner")
+def _runner() -> ScriptedRunner:
+    return ScriptedRunner()
+
+
+@pytest_asyncio.fixture(name="worker")
+async def _worker(runner: ScriptedRunner) -> AsyncIterator[Worker]:
+    worker = Worker(runner)
+    await worker.start()
+    yield worker
+    for gate in runner.gates.values():
+        gate.set()
+    await worker.stop()
+
+
+async def _next(events: asyncio.Queue[SessionEvent]) -> SessionEvent:
+    return await asyncio.wait_for(events.get(), TIMEOUT)
+
+
+async def _running(runner: ScriptedRunner) -> None:
+    assert await asyncio.to_thread(runner.running.wait, TIMEOUT)
+    runner.running.clear()
+
+
+@pytest.mark.asyncio
+async def test_events_come_in_order_from_one_thread(runner: ScriptedRunner, worker: Worker) -> None:
+    """Ready comes first, then one result a step in order, with the time it queued; all work was done on the device
+    thread.
+    """
+    events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+    session = worker.open(4, events.put_nowait)
+    for step in (1, 2, 3):
+        session.submit(StepBatch(4, step))
+    assert await _next(events) == SessionReady(4)
+    results = [await _next(events) for _ in range(3)]
+    assert [result.step for result in results if isinstance(result, StepResult)] == [1, 2, 3]
+    assert all(result.timings.queue > 0 for result in results if isinstance(result, StepResult))
+    assert runner.calls == [("warm_up", 0), ("reset", 0), ("run", 1), ("run", 2), ("run", 3)]
+    assert runner.threads == {"device"}
+
+
+@pytest.mark.asyncio
+async def test_session_change_waits_for_the_running_step(runner: ScriptedRunner, worker: Worker) -> None:
+    """A new session is reset and ready only after the running step; steps queued behind it and its result are
+    dropped.
+    """
+    runner.gates[1] = threading.Event()
+    old_events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+    new_events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+    old = worker.open(1, old_events.put_nowait)
+    old.submit(StepBatch(1, 1))
+    old.submit(StepBatch(1, 2))
+    assert await _next(old_events) == SessionReady(1)
+    await _running(runner)
+    old.close()
+    new = worker.open(2, new_events.put_nowait)
+    new.submit(StepBatch(2, 1))
+    assert new_events.empty()
+    assert runner.calls[-1] == ("run", 1)
+    runner.gates.pop(1).set()
+    assert await _next(new_events) == SessionReady(2)
+    result = await _next(new_events)
+    assert isinstance(result, StepResult)
+    assert (result.session, result.step) == (2, 1)
+    assert runner.calls[1:] == [("reset", 0), ("run", 1), ("reset", 0), ("run", 1)]
+    assert old_events.empty()
+
+
+@pytest.mark.asyncio
+async def test_steps_received_before_a_failure_was_told_are_refused(runner: ScriptedRunner, worker: Worker) -> None:
+    """Behind a failed step every step that came before its result was sent is refused; the first one after runs."""
+    runner.failing = {2}
+    events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+    session = worker.open(1, events.put_nowait)
+    for step in (1, 2, 3):
+        session.submit(StepBatch(1, step))
+    results = [await _next(events) for _ in range(4)][1:]
+    # The failure is known on the loop but not yet being sent.
+    session.submit(StepBatch(1, 4))
+    results.append(await _next(events))
+    for result in results:
+        assert isinstance(result, StepResult)
+        session.answering(result)
+    session.submit(StepBatch(1, 5))
+    assert isinstance(await _next(events), StepResult)
+    assert runner.calls[2:] == [("run", 1), ("run", 2), ("refuse", 3), ("refuse", 4), ("run", 5)]
+
+
+@pytest.mark.asyncio
+async def test_two_failures_in_flight(runner: ScriptedRunner, worker: Worker) -> None:
+    """A step that fails after an earlier failure was told starts a refusal of its own; a new session starts clean."""
+    runner.failing = {1, 3}
+    events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+    session = worker.open(1, events.put_nowait)
+    for step in (1, 2):
+        session.submit(StepBatch(1, step))
+    for _ in range(3):
+        event = await _next(events)
+        if isinstance(event, StepResult):
+            session.answering(event)
+    for step in (3, 4):
+        session.submit(StepBatch(1, step))
+    assert runner.calls[2:4] == [("run", 1), ("refuse", 2)]
+    await _next(events)
+    await _next(events)
+    assert runner.calls[4:] == [("run", 3), ("refuse", 4)]
+    session.close()
+    worker.open(2, events.put_nowait).submit(StepBatch(2, 6))
+    await _next(events)
+    await _next(events)
+    assert runner.calls[-1] == ("run", 6)
+
+
+@pytest.mark.asyncio
+async def test_warm_up_failure_is_raised(runner: ScriptedRunner) -> None:
+    """An error of the warm-up comes out of start, the worker is not alive, and its thread has ended."""
+    runner.warm_up_error = RuntimeError("no such device")
+    worker = Worker(runner)
+    with pytest.raises(RuntimeError, match="no such device"):
+        await worker.start()
+    assert not worker.alive
+    assert "device" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.asyncio
+async def test_death_is_told(runner: ScriptedRunner) -> None:
+    """An exception outside a step's own errors ends the thread; whoever waits learns of it, and stop still returns."""
+    runner.fatal_step = 1
+    worker = Worker(runner)
+    await worker.start()
+    assert worker.alive
+    worker.open(1, lambda event: None).submit(StepBatch(1, 1))
+    error = await asyncio.wait_for(worker.wait_ended(), TIMEOUT)
+    assert isinstance(error, SystemError)
+    assert not worker.alive
+    await worker.stop()
+
+
+@pytest.mark.asyncio
+async def test_stop_joins_the_thread(runner: ScriptedRunner) -> None:
+    """stop waits for the running step, then no device thread is left and nothing died."""
+    runner.gates[1] = threading.Event()
+    worker = Worker(runner)
+    await worker.start()
+    session = worker.open(1, lambda event: None)
+    session.submit(StepBatch(1, 1))
+    session.submit(StepBatch(1, 2))
+    await _running(runner)
+    session.close()
+    stop = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0)
+    assert not stop.done()
+    runner.gates[1].set()
+    await asyncio.wait_for(stop, TIMEOUT)
+    assert await worker.wait_ended() is None
+    assert ("run", 2) not in runner.calls
+    assert "device" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_thread_outlives_a_closed_loop(runner: ScriptedRunner) -> None:
+    """A loop that is gone when a step ends does not kill the thread with an unhandled error: it drops the event and
+    ends.
+    """
+    runner.gates[1] = threading.Event()
+
+    async def leave() -> Worker:
+        worker = Worker(runner)
+        await worker.start()
+        worker.open(1, lambda event: None).submit(StepBatch(1, 1))
+        await _running(runner)
+        return worker
+
+    worker = asyncio.run(leave())
+    worker._queue.put(None)
+    runner.gates[1].set()
+    worker._thread.join(TIMEOUT)
+    assert not worker._thread.is_alive()
+    assert worker._error is None
