@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -21,9 +20,7 @@ from executor_svc.batch import (
     StepResult,
     StoppingParams,
 )
-from executor_svc.kernels.logprobs.cpu import gather_logprobs
-from executor_svc.kernels.penalties.cpu import apply_penalties
-from executor_svc.kernels.sampling.cpu import sample_tokens
+from executor_svc.kernels import build_kernels
 from executor_svc.kv_cache import KVCache
 from executor_svc.model_runner import ModelRunner
 from executor_svc.sampler import Sampler
@@ -111,22 +108,13 @@ def make_limits(
     return Limits(block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size)
 
 
-def make_runner(limits: Limits, model: RecallModel | None = None) -> ModelRunner:
+def make_runner(limits: Limits, model: RecallModel | None = None, kernels: str = "cpu") -> ModelRunner:
     """A runner over RecallModel. KV memory starts as NaN: reading what was never written shows."""
     model = model or RecallModel(limits.vocab_size)
     kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, torch.float32, torch.device("cpu"))
     for tensor in (*kv_cache.keys, *kv_cache.values):
         tensor.fill_(float("nan"))
-    return ModelRunner(
-        model,
-        kv_cache,
-        Sampler(
-            SimpleNamespace(
-                apply_penalties=apply_penalties, sample_tokens=sample_tokens, gather_logprobs=gather_logprobs
-            )
-        ),
-        limits,
-    )
+    return ModelRunner(model, kv_cache, Sampler(build_kernels(kernels)), limits)
 
 
 def make_sequence(
