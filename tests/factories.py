@@ -18,8 +18,8 @@ PAD_TOKEN_ID, BOS_TOKEN_ID, EOS_TOKEN_ID = 0, 1, 2
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # fmt: off
 MERGES = (
-    "t h", "th e", "Ġ t", "Ġt h", "Ġth e", "i n", "a n", "e r", "o n", "r e", "Ġ a", "Ġ s", "e n", "o u", "in g", "an d",
-    "Ġ w",
+    "t h", "th e", "Ġ t", "Ġt h", "Ġth e", "i n", "a n", "e r", "o n", "r e", "Ġ a", "Ġ s", "e n", "o u", "in g",
+    "an d", "Ġ w",
 )
 # fmt: on
 TOKENIZER_SIZE = len(SPECIAL_TOKENS) + 256 + len(MERGES)

@@ -1,0 +1,18 @@
+"""Model families and their loading."""
+
+from __future__ import annotations
+
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.decoder import CausalLM
+from executor_svc.models.loader import load_model, load_weights
+from executor_svc.weights.errors import ModelLoadError, UnsupportedModelError, WeightsError
+
+__all__ = [
+    "CausalLM",
+    "ModelConfig",
+    "ModelLoadError",
+    "UnsupportedModelError",
+    "WeightsError",
+    "load_model",
+    "load_weights",
+]

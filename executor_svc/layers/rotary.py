@@ -1,0 +1,129 @@
+"""Rotary angles: which frequency each pair of a head turns at, plain and with the scalings that stretch a model's
+context.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """The scaling of Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between.
+
+    A pair is kept where it turns more than `high_freq_factor` times in `original_max_position_embeddings` tokens,
+    scaled where it turns less than `low_freq_factor` times.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023): a ramp by pair index from kept to divided by `factor`.
+
+    The ramp lies between the pairs that turn `beta_fast` and `beta_slow` times in `original_max_position_embeddings`
+    tokens, rounded outwards to whole pairs if `truncate`. Cosines and sines are multiplied by `attention_factor`.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class FrequencyFactors:
+    """One divisor for each frequency, head_dim / 2 of them."""
+
+    factors: tuple[float, ...]
+
+
+RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors
+
+
+@dataclass(frozen=True)
+class RotaryConfig:
+    """Pair i of head_dim / 2 turns by position * theta ** (-2 i / head_dim), scaled."""
+
+    head_dim: int
+    theta: float
+    scaling: RotaryScaling | None = None
+
+
+class RotaryAngles:
+    """Cosines and sines by position. They are computed, not looked up: once a step costs less than a table's memory."""
+
+    def __init__(self, config: RotaryConfig, device: torch.device) -> None:
+        scaling = config.scaling
+        self.inverse_frequencies = inverse_frequencies(config).to(device)
+        """float32 [head_dim / 2]."""
+        self._attention_factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Give cosines and sines, float32 [T, head_dim / 2] each, of positions int64 [T]."""
+        angles = positions[:, None].float() * self.inverse_frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self._attention_factor != 1.0:
+            cos *= self._attention_factor
+            sin *= self._attention_factor
+        return cos, sin
+
+
+def inverse_frequencies(config: RotaryConfig) -> Tensor:
+    """Give the angle that each pair turns by per position, float32 [head_dim / 2]."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    plain = 1.0 / config.theta**exponents
+    match config.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor):
+            return plain / factor
+        case FrequencyFactors(factors):
+            return plain / torch.tensor(factors, dtype=torch.float32)
+        case Llama3Scaling() as scaling:
+            return _llama3(plain, scaling)
+        case YarnScaling() as scaling:
+            return _yarn(plain, scaling, config)
+
+
+def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return _mix(plain, plain / scaling.factor, kept)
+
+
+def _yarn(plain: Tensor, scaling: YarnScaling, config: RotaryConfig) -> Tensor:
+    def pair_that_turns(times: float) -> float:
+        wavelength = scaling.original_max_position_embeddings / (2 * math.pi * times)
+        return config.head_dim * math.log(wavelength) / (2 * math.log(config.theta))
+
+    first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    # The upper bound is counted in dimensions, not pairs: so the models were trained.
+    first, last = max(first, 0), min(last, config.head_dim - 1)
+    pairs = torch.arange(config.head_dim // 2, dtype=torch.float32)
+    scaled = (pairs - first) / (last - first if last != first else 0.001)
+    return _mix(plain, plain / scaling.factor, 1 - scaled)
+
+
+def _mix(plain: Tensor, scaled: Tensor, kept: Tensor) -> Tensor:
+    kept = kept.clamp(0, 1)
+    return scaled * (1 - kept) + plain * kept

@@ -1,0 +1,74 @@
+"""The decoder: embedding, layers, final norm, head. Inference only; the caller enters torch.inference_mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from executor_svc.attention import AttentionMetadata
+from executor_svc.kernels import KernelSet
+from executor_svc.kernels.linear import Linear
+from executor_svc.kv_cache import KVCache
+from executor_svc.layers.attention import AttentionStep, SelfAttention
+from executor_svc.layers.mlp import GatedMlp
+from executor_svc.layers.rotary import RotaryAngles
+from executor_svc.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """Attention and MLP, each behind a norm; the residual adds are fused with the norms that follow them."""
+
+    input_norm: Tensor
+    attention: SelfAttention
+    post_attention_norm: Tensor
+    mlp: GatedMlp
+
+
+class CausalLM:
+    """A loaded model."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: KernelSet,
+        *,
+        embedding: Tensor,
+        layers: Sequence[DecoderLayer],
+        final_norm: Tensor,
+        head: Linear,
+    ) -> None:
+        self.config = config
+        self._kernels = kernels
+        self._embedding = embedding
+        self._layers = layers
+        self._final_norm = final_norm
+        self._head = head
+        self._rotary = RotaryAngles(config.rotary, embedding.device)
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
+        """Give the last hidden states, after the final norm: a new [T, hidden] of the model's dtype.
+
+        token_ids is int64 [T], T at least 1, each below vocab_size. Writes keys and values of the T tokens to kv_cache.
+        """
+        kernels, eps = self._kernels, self.config.rms_norm_eps
+        cos, sin = self._rotary(metadata.positions)
+        paged_attention = kernels.plan_attention(metadata, kv_cache.block_size)
+        step = AttentionStep(cos, sin, metadata.slot_mapping, paged_attention)
+        residual = F.embedding(token_ids, self._embedding)
+        x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
+        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
+        for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
+            attended = layer.attention(x, step, kv_cache.keys[index], kv_cache.values[index])
+            x = kernels.add_rms_norm(attended, residual, layer.post_attention_norm, eps)
+            x = kernels.add_rms_norm(layer.mlp(x), residual, next_norm, eps)
+        return x
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Give the logits, a new float32 [N, vocab_size], of hidden [N, hidden] as forward gave them."""
+        if not len(hidden):
+            return hidden.new_empty((0, self.config.vocab_size)).float()
+        return self._head(hidden).float()

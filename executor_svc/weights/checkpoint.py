@@ -1,0 +1,58 @@
+"""What a model on disk gives, whatever its format: a config in the vocabulary of config.json, and named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from executor_svc.weights.errors import WeightsError
+
+_MOST_NAMED = 8
+
+
+class Checkpoint(Protocol):
+    """An open model. Names are those of the Hugging Face checkpoint format, `model.layers.0.mlp.up_proj.weight`."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder, for messages."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The fields of config.json."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor by name."""
+
+    def copy_to(self, name: str, out: Tensor) -> None:
+        """Fill `out`, of the tensor's shape and any float dtype, converting on the way."""
+
+
+def check_tensors(
+    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], *, ignored: Set[str] = frozenset()
+) -> None:
+    """Raise WeightsError, naming them, where tensors are missing, surplus (and not ignored) or of another shape."""
+    found = checkpoint.shapes
+    wrong = [
+        f"{name} is {list(found[name])}, not {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    problems = [
+        _problem("missing", sorted(expected.keys() - found.keys())),
+        _problem("surplus", sorted(found.keys() - expected.keys() - ignored)),
+        _problem("of the wrong shape", wrong),
+    ]
+    if any(problems):
+        raise WeightsError(f"{checkpoint.path}: {'; '.join(filter(None, problems))}")
+
+
+def _problem(kind: str, items: list[str]) -> str:
+    if not items:
+        return ""
+    rest = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
+    return f"{len(items)} tensors {kind}: {', '.join(items[:_MOST_NAMED])}{rest}"
