@@ -1,0 +1,63 @@
+# Everything that is done to this project: `make help`. The environment lies in .venv and is made on first use.
+# PYTHON and CXX name interpreter and compiler; pip's settings and variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
+# PIP_FIND_LINKS and the others) reach pip as they are.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made
+MODEL ?= smollm2-135m-instruct
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo serve model test test-full check fix protos baseline clean
+# One goal after the other, also under -j: they share the environment and the ports.
+.NOTPARALLEL:
+
+help: ## show this
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  MODEL=$(MODEL) names the model of demo and serve; ARGS="..." adds flags of `octavo demo`, `octavo up` or pytest.'
+
+env: $(STAMP) ## make the environment in .venv
+
+$(STAMP): pyproject.toml constraints-common.txt constraints-cpu.txt constraints-gpu.txt scripts/make_env.sh
+	@bash scripts/make_env.sh $(VENV)
+	@touch $@
+
+demo: $(STAMP) ## fetch a small model, serve it with three services, stream one chat, stop
+	@$(BIN)/octavo demo $(MODEL) $(ARGS)
+
+serve: $(STAMP) ## serve MODEL until Ctrl-C and print client commands
+	@$(BIN)/octavo up $(MODEL) $(ARGS)
+
+model: $(STAMP) ## fetch the model that the tests compare with
+	@$(BIN)/octavo pull smollm2-135m-instruct
+
+test: model ## run the tests
+	@$(BIN)/python -m pytest -m 'not full' $(ARGS)
+
+test-full: model ## run all tests, the slow ones too, and look further for counterexamples
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## check style, types, import rules, contracts, stubs and file sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against protos/baseline.binpb
+	$(BIN)/python -m pytest -q tests/contract
+
+fix: $(STAMP) ## put right what `make check` can put right by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(STAMP) ## make the Python stubs again from protos/
+	$(BIN)/python scripts/make_stubs.py .
+
+baseline: $(STAMP) ## at a release: hold today's contracts against later ones
+	$(BIN)/buf build protos --output protos/baseline.binpb
+
+clean: ## remove the environment and everything made; fetched models stay
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
