@@ -31,7 +31,7 @@ def tokenizer(model: PreparedModel) -> Tokenizer:
         ("\t\tindent\n\n\n  x", ["ĉ", "ĉ", "indent", "ĊĊ", "ĊĠ", "Ġx"]),
         ("I'm 3rd, it's 2024!", ["I", "'m", "Ġ", "3", "rd", ",", "Ġit", "'s", "Ġ", "2", "0", "2", "4", "!"]),
         ("naïve café", ["na", "Ã¯ve", "ĠcafÃ©"]),
-        ("日本🎉", ["æ", "Ĺ", "¥", "æľ¬", "ðŁ", "İ", "ī"]),
+        ("日本🎉", ["æĹ", "¥", "æľ¬", "ðŁ", "İ", "ī"]),
         ("²½", ["Â²", "Â½"]),
         ("<|endoftext|> <repo_name>x<file_sep>", ["<|endoftext|>", "Ġ", "<repo_name>", "x", "<file_sep>"]),
     ],
