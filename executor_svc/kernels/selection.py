@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,9 @@ def top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     for row in tied:
         last = values[row, -1]
         higher = int((values[row] > last).sum())
-        ids[row, higher:] = (logits[row] == last).nonzero()[: count - higher, 0]
+        # numpy finds the few among many several times faster than torch.nonzero.
+        places = np.flatnonzero(logits[row].numpy() == last.numpy())
+        ids[row, higher:] = torch.from_numpy(places[: count - higher])
     ids, by_id = ids.sort(dim=-1)
     values = logits.gather(1, ids) if tied else values.gather(1, by_id)
     values, by_value = values.sort(dim=-1, descending=True, stable=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from executor_svc.kernels.sampling import GREEDY_TEMPERATURE
 from executor_svc.kernels.selection import argmax_rows, top_candidates
 
-_LIST_LENGTHS = (64, 1024)
-"""Ranks tried in turn before the whole vocabulary."""
+_LIST_LENGTH = 64
+"""Ranks looked at before the whole vocabulary: most filters keep fewer."""
 _CHUNK_ELEMENTS = 1 << 18
 """Logits weighed at once, so that the work space stays in cache."""
 
@@ -59,30 +60,42 @@ def _sample_ranked(
     logits: Tensor, temperature: Tensor, ranks: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
 ) -> Tensor:
     vocab = logits.shape[1]
-    sums = _sums(logits, temperature, (ranks == vocab) & (top_p < 1))
-    tokens = torch.empty(len(logits), dtype=torch.int64)
-    pending = torch.arange(len(logits))
-    for length in (*(length for length in _LIST_LENGTHS if length < vocab), vocab):
-        values, ids = top_candidates(logits[pending], length)
-        weights = _weights(values, values[:, :1], temperature[pending])
-        mass = weights.cumsum(dim=-1, dtype=torch.float64)
-        allowed = ranks[pending]
-        listed = mass.gather(1, allowed.clamp(max=length)[:, None] - 1)[:, 0]
-        total = torch.where(allowed <= length, listed, sums[pending])
-        enough = top_p[pending].to(torch.float64) * total
-        kept = (mass < enough[:, None]).sum(dim=-1) + 1
-        kept = torch.where(top_p[pending] < 1, torch.minimum(kept, allowed), allowed)
-        # The list settles a row if it holds all that top_k keeps, or if top_p alone ends within it.
-        settled = (kept <= length) & ((allowed <= length) | (allowed == vocab))
-        dropped = torch.arange(length) >= kept[:, None]
-        weights.masked_fill_(dropped | (weights < min_p[pending]), 0)
-        ids, by_id = ids.sort(dim=-1)
-        drawn = ids.gather(1, _draw(weights.gather(1, by_id), uniform[pending])[:, None])[:, 0]
-        tokens[pending[settled]] = drawn[settled]
-        pending = pending[~settled]
-        if len(pending) == 0:
-            break
+    length = min(_LIST_LENGTH, vocab)
+    values, ids = top_candidates(logits, length)
+    weights = _weights(values, values[:, :1], temperature)
+    mass = weights.cumsum(dim=-1, dtype=torch.float64)
+    # What top_k leaves in all: known from the list, or where top_k is off, from the whole row.
+    total = mass.gather(1, ranks.clamp(max=length)[:, None] - 1)[:, 0]
+    total = torch.where(ranks <= length, total, _sums(logits, temperature, (ranks == vocab) & (top_p < 1)))
+    enough = top_p.to(torch.float64) * total
+    kept = (mass < enough[:, None]).sum(dim=-1) + 1
+    kept = torch.where(top_p < 1, torch.minimum(kept, ranks), ranks)
+    # The list settles a row if it holds all that top_k keeps, or if top_p alone ends within it.
+    settled = (kept <= length) & ((ranks <= length) | (ranks == vocab))
+    weights.masked_fill_((torch.arange(length) >= kept[:, None]) | (weights < min_p), 0)
+    ids, by_id = ids.sort(dim=-1)
+    tokens = ids.gather(1, _draw(weights.gather(1, by_id), uniform)[:, None])[:, 0]
+    for row in (~settled).nonzero()[:, 0].tolist():
+        tokens[row] = _sample_whole(
+            logits[row], temperature[row], int(ranks[row]), float(top_p[row]), min_p[row], uniform[row : row + 1]
+        )
     return tokens
+
+
+def _sample_whole(logits: Tensor, temperature: Tensor, ranks: int, top_p: float, min_p: Tensor, uniform: Tensor) -> int:
+    """Sample a row whose kept tokens are more than the list holds."""
+    # Sorting values without their ids is several times faster, and the lowest kept value tells the ids.
+    values = torch.from_numpy(np.sort(logits.numpy())[::-1].copy())
+    kept = ranks
+    if top_p < 1:
+        mass = _weights(values, values[0], temperature).cumsum(0, dtype=torch.float64)[:ranks]
+        kept = min(ranks, int((mass < top_p * mass[-1]).sum()) + 1)
+    lowest = values[kept - 1]
+    weights = _weights(logits, values[0], temperature)
+    weights.masked_fill_((logits < lowest) | (weights < min_p), 0)
+    tied = (logits == lowest).nonzero()[:, 0]
+    weights[tied[kept - int((values > lowest).sum()) :]] = 0
+    return int(_draw(weights[None], uniform))
 
 
 def _sums(logits: Tensor, temperature: Tensor, wanted: Tensor) -> Tensor:
