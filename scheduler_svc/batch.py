@@ -33,8 +33,12 @@ class ExecutorSpec:
 
 @dataclass(frozen=True)
 class NewSequence:
-    """A sequence that the executor does not hold yet, in full. token_ids is the prompt, then the committed output."""
+    """A sequence that the executor does not hold yet, in full. token_ids is the prompt, then the committed output.
 
+    request is for the scheduler's own log; the executor is not told.
+    """
+
+    request: RequestId
     handle: int
     token_ids: tuple[int, ...]
     num_prompt_tokens: int

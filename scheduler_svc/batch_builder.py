@@ -206,6 +206,7 @@ class BatchBuilder:
         record = sequence.request.record
         draft.new_sequences.append(
             NewSequence(
+                request=sequence.request_id,
                 handle=sequence.handle,
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=sequence.num_prompt_tokens,

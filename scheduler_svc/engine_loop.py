@@ -207,9 +207,11 @@ class EngineLoop:
         first = self._turn % len(sessions) if sessions else 0
         any_scheduled = False
         for number, session in sessions[first:] + sessions[:first]:
+            now = self._clock()
             with self._guarded("schedule", session=number):
-                batch = self._engine.schedule(number, self._clock())
+                batch = self._engine.schedule(number, now)
             if batch is not None:
+                self._log.scheduled(batch.new_sequences, now)
                 session.in_flight[batch.step] = batch
                 session.link.send(batch)
                 any_scheduled = True

@@ -149,7 +149,7 @@ class OutputStream:
 class OutputStreams:
     """The output streams of all gateways, by incarnation."""
 
-    def __init__(self, limit_bytes: int = MAX_UNACKNOWLEDGED_BYTES) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._streams: dict[str, OutputStream] = {}
         self._next_sequences: OrderedDict[str, int] = OrderedDict()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduler_svc.batch import Event, RequestDone, TokensOut
+from scheduler_svc.batch import Event, NewSequence, RequestDone, TokensOut
 from scheduler_svc.sequence import RequestId, RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -20,8 +20,9 @@ def format_request_id(request_id: RequestId) -> str:
 
 @dataclass
 class _LiveRequest:
-    accepted_at: float
+    arrived_at: float
     prompt_tokens: int
+    scheduled_at: float | None = None
     first_token_at: float | None = None
     tokens: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -54,6 +55,13 @@ class RequestLog:
         }
         logger.info("request accepted", extra={"fields": fields})
 
+    def scheduled(self, new_sequences: Iterable[NewSequence], now: float) -> None:
+        """Note whose wait in the queue is over."""
+        for sequence in new_sequences:
+            live = self._live.get(sequence.request)
+            if live is not None and live.scheduled_at is None:
+                live.scheduled_at = now
+
     def published(self, events: Iterable[Event], now: float) -> None:
         """Follow the events of one engine call."""
         for event in events:
@@ -72,14 +80,17 @@ class RequestLog:
 
 
 def _log_end(done: RequestDone, live: _LiveRequest, now: float) -> None:
-    first_token = None if live.first_token_at is None else round(live.first_token_at - live.accepted_at, 6)
+    def since_arrival(time: float | None) -> float | None:
+        return None if time is None else round(time - live.arrived_at, 6)
+
     fields: dict[str, object] = {
         "request_id": format_request_id(done.request),
         "reasons": [live.reasons[choice] for choice in sorted(live.reasons)],
         "prompt_tokens": live.prompt_tokens,
         "completion_tokens": sum(live.tokens.values()),
-        "first_token_seconds": first_token,
-        "seconds": round(now - live.accepted_at, 6),
+        "queue_seconds": since_arrival(live.scheduled_at),
+        "first_token_seconds": since_arrival(live.first_token_at),
+        "seconds": since_arrival(now),
     }
     if done.error is None:
         logger.info("request finished", extra={"fields": fields})

@@ -20,7 +20,7 @@ from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_directory import ExecutorDirectory, Resolver, parse_targets, resolve
 from scheduler_svc.gateways import Gateways, stopping_error
 from scheduler_svc.health import PoolHealth
-from scheduler_svc.output_streams import OutputStreams
+from scheduler_svc.output_streams import MAX_UNACKNOWLEDGED_BYTES, OutputStreams
 from scheduler_svc.policies.registry import load_policy
 from scheduler_svc.servicer import SERVICE_NAME, SchedulerServicer
 from scheduler_svc.term import StaleTermError, Term
@@ -40,7 +40,11 @@ EXIT_STALE = 3
 
 
 class SchedulerServer:
-    """One scheduler. `start` binds, `run` works until told to stop. dial and resolver are replaceable for tests."""
+    """One scheduler. `start` binds, `run` works until told to stop.
+
+    What follows the settings is for tests: an engine of their own, channels and names, the clock at the start (ns), the
+    bound on a gateway's unacknowledged bytes.
+    """
 
     def __init__(
         self,
@@ -50,11 +54,12 @@ class SchedulerServer:
         dial: Callable[[str], grpc.aio.Channel] = open_channel,
         resolver: Resolver = resolve,
         start_ns: int | None = None,
+        output_limit: int = MAX_UNACKNOWLEDGED_BYTES,
     ) -> None:
         self._rpc = RpcServer(settings.bind, settings.port)
         if engine is None:
             engine = Engine(load_policy(settings.policy), settings.depth, orphan_timeout=settings.orphan_timeout)
-        outputs = OutputStreams()
+        outputs = OutputStreams(output_limit)
         self._engine_loop = EngineLoop(engine, outputs, check_invariants=settings.check_invariants)
         self._gateways = Gateways(self._engine_loop, outputs, settings.gateway_grace)
         self._health = PoolHealth(self._rpc.health, ("", SERVICE_NAME))
