@@ -47,7 +47,7 @@ class SequenceTable:
         self.num_tokens = np.zeros(capacity, dtype=np.int64)
         """int64 [slots]: known tokens."""
         self.num_computed_tokens = np.zeros(capacity, dtype=np.int64)
-        """int64 [slots]: tokens whose KV is computed; at most num_tokens."""
+        """int64 [slots]: tokens whose KV is computed. Between steps a live stay has one or more that are not."""
         self.num_blocks = np.zeros(capacity, dtype=np.int64)
         """int64 [slots]: length of the block table."""
         self._end_at = np.zeros(capacity, dtype=np.int64)
@@ -143,7 +143,7 @@ class SequenceTable:
             assert self._handles[slot] == handle, f"slot {slot} names another handle than {handle}"
             num_tokens, num_blocks = int(self.num_tokens[slot]), int(self.num_blocks[slot])
             computed = int(self.num_computed_tokens[slot])
-            assert 0 <= computed <= num_tokens <= self._limits.max_model_len, f"handle {handle}: counters out of order"
+            assert 0 <= computed < num_tokens <= self._limits.max_model_len, f"handle {handle}: counters out of order"
             assert computed <= num_blocks * self._limits.block_size, f"handle {handle}: computed tokens without a block"
             table = self.block_tables[slot]
             assert (table[:num_blocks] != NULL_BLOCK).all(), f"handle {handle}: the null block is in its table"

@@ -1,0 +1,121 @@
+"""The contract's messages in the executor's words and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from executor_svc import convert
+from executor_svc.batch import (
+    NewSequence,
+    RowStatus,
+    SamplingParams,
+    StageTimings,
+    StepBatch,
+    StepFailure,
+    StepFailureReason,
+    StepResult,
+    StoppingParams,
+    TokenLogprobs,
+)
+from octavo.internal.executor.v1 import executor_pb2 as pb
+from octavo.internal.executor.v1 import sequence_pb2
+from octavo.rpc.logprobs import unpack_floats, unpack_ids
+
+
+def test_every_field_of_a_batch_arrives() -> None:
+    """No field of StepBatch and the records in it is lost or swapped; an unset top_logprobs is not 0."""
+    sampling = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.75,
+        "seed": 2**64 - 1,
+    }
+    stopping = sequence_pb2.StoppingParams(max_tokens=9, min_tokens=2, stop_token_ids=[3, 4])
+    message = pb.StepBatch(
+        session=2**63,
+        step=4,
+        released_handles=[8, 9],
+        new_sequences=[
+            pb.NewSequence(
+                handle=5,
+                token_ids=[1, 2, 2**32 - 1],
+                num_prompt_tokens=2,
+                choice=6,
+                sampling=sequence_pb2.SamplingParams(**sampling, top_logprobs=0),
+                stopping=stopping,
+            ),
+            pb.NewSequence(
+                handle=6, token_ids=[1], sampling=sequence_pb2.SamplingParams(**sampling), stopping=stopping
+            ),
+        ],
+        handles=[5, 6],
+        num_scheduled_tokens=[3, 1],
+        num_computed_tokens=[0, 10],
+        num_new_blocks=[2, 1],
+        new_blocks=[11, 12, 13],
+    )
+    stops = StoppingParams(9, 2, (3, 4))
+    expected = StepBatch(
+        session=2**63,
+        step=4,
+        released_handles=(8, 9),
+        new_sequences=(
+            NewSequence(5, (1, 2, 2**32 - 1), 2, 6, SamplingParams(**sampling, top_logprobs=0), stops),
+            NewSequence(6, (1,), 0, 0, SamplingParams(**sampling), stops),
+        ),
+        handles=(5, 6),
+        num_scheduled_tokens=(3, 1),
+        num_computed_tokens=(0, 10),
+        num_new_blocks=(2, 1),
+        new_blocks=(11, 12, 13),
+    )
+    assert convert.step_batch(pb.StepBatch.FromString(message.SerializeToString())) == expected
+
+
+def test_every_field_of_a_result_leaves() -> None:
+    """Columns, packed logprobs under their row, and the four timings come out of a result's frame."""
+    logprobs = TokenLogprobs(-0.5, np.array([7, 3]), np.array([-0.25, -1.5], dtype=np.float32))
+    result = StepResult(
+        session=1,
+        step=2,
+        handles=(4, 5, 6, 7, 8),
+        statuses=tuple(RowStatus),
+        sampled=(9, None, None, None, None),
+        logprobs={0: logprobs},
+        timings=StageTimings(queue=1.5, prepare=0.25, forward=0.125, sample=1e-9),
+    )
+    message = convert.step_result(result).step_result
+    assert (message.session, message.step, list(message.handles)) == (1, 2, [4, 5, 6, 7, 8])
+    assert list(message.statuses) == [
+        pb.ROW_STATUS_OK,
+        pb.ROW_STATUS_SKIPPED,
+        pb.ROW_STATUS_NAN,
+        pb.ROW_STATUS_BAD_INPUT,
+        pb.ROW_STATUS_DESYNC,
+    ]
+    assert (list(message.num_sampled_tokens), list(message.token_ids)) == ([1, 0, 0, 0, 0], [9])
+    (entry,) = message.logprobs
+    assert (entry.row, entry.columns.num_top, unpack_floats(entry.columns.sampled)) == (0, 2, (-0.5,))
+    assert (unpack_ids(entry.columns.top_token_ids), unpack_floats(entry.columns.top_logprobs)) == (
+        (7, 3),
+        (-0.25, -1.5),
+    )
+    assert message.timings.queue.ToNanoseconds() == 1_500_000_000
+    assert message.timings.prepare.ToNanoseconds() == 250_000_000
+    assert message.timings.forward.ToNanoseconds() == 125_000_000
+    assert message.timings.sample.ToNanoseconds() == 1
+    assert not message.HasField("failure")
+
+
+@pytest.mark.parametrize("reason", list(StepFailureReason))
+def test_failures_keep_their_kind(reason: StepFailureReason) -> None:
+    """Every kind of whole-step failure has its value on the wire, with the message."""
+    message = convert.step_result(StepResult(1, 2, failure=StepFailure(reason, "why"))).step_result
+    name = pb.StepFailureReason.Name(message.failure.reason)
+    assert (name, message.failure.message) == (f"STEP_FAILURE_REASON_{reason.name}", "why")
+    assert not message.handles

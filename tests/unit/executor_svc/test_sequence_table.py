@@ -1,0 +1,179 @@
+"""The sequence table: slots, ends, growth, and that its invariants notice what breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_svc.batch import NewSequence, SamplingParams
+from executor_svc.sampler_state import SamplerState, TokenCounts
+from executor_svc.sequence_state import ENDED, UNKNOWN, SequenceTable
+from tests.fakes_executor import make_limits, make_sequence
+
+PENALIZED = SamplingParams(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.1)
+
+
+def _append(table: SequenceTable, handle: int, token_id: int) -> None:
+    table.append_tokens(table.slots([handle]), np.array([token_id]))
+
+
+def test_life_of_a_stay() -> None:
+    """A handle is unknown, then has a slot, then has ended, and is unknown again once released; its slot is used
+    again.
+    """
+    table = SequenceTable(make_limits(max_num_seqs=1))
+    assert table.slots([1]).tolist() == [UNKNOWN]
+    table.add(make_sequence(1, [5], max_tokens=1))
+    assert table.slots([1, 2]).tolist() == [0, UNKNOWN]
+    _append(table, 1, 9)
+    assert table.slots([1, 2]).tolist() == [ENDED, UNKNOWN]
+    assert (len(table), 1 in table) == (0, True)
+    table.add(make_sequence(2, [5]))
+    assert table.slots([2]).tolist() == [0]
+    table.release([1, 2, 3])
+    assert (table.slots([1, 2]).tolist(), 1 in table) == ([UNKNOWN, UNKNOWN], False)
+    table.check_invariants()
+
+
+def test_a_slot_brings_nothing_from_its_last_stay() -> None:
+    """A sequence in a used slot has no blocks, computed tokens, counts or masks but its own."""
+    table = SequenceTable(make_limits(max_num_seqs=1))
+    table.add(make_sequence(1, [5, 6, 7], sampling=PENALIZED, min_tokens=5, stop_token_ids=(1,)))
+    assert table.append_blocks(0, np.array([3, 4]))
+    table.num_computed_tokens[0] = 3
+    table.check_invariants()
+    table.end(1)
+    table.add(make_sequence(2, [9]))
+    assert (table.num_computed_tokens[0], table.num_blocks[0], table.block_tables[0].any()) == (0, 0, False)
+    assert not table.sampler.counts
+    assert not table.sampler.masked_stops
+    table.check_invariants()
+
+
+def test_block_table_bound() -> None:
+    """A table takes as many blocks as max_model_len needs and not one more."""
+    table = SequenceTable(make_limits(block_size=4, max_model_len=10))
+    table.add(make_sequence(1, [5]))
+    assert table.append_blocks(0, np.array([1, 2, 3]))
+    assert not table.append_blocks(0, np.array([4]))
+    assert table.num_blocks[0] == 3
+
+
+def test_record_follows_the_tokens() -> None:
+    """record gives what a NewSequence would carry now: the prompt's boundary stays, sampled tokens are output."""
+    table = SequenceTable(make_limits())
+    first = make_sequence(1, [5, 6], choice=2, sampling=PENALIZED)
+    table.add(first)
+    _append(table, 1, 9)
+    _append(table, 1, 8)
+    assert table.record(1) == replace(first, token_ids=(5, 6, 9, 8))
+    table.check_invariants()
+
+
+def test_growth_keeps_everything() -> None:
+    """When more stays come than there are slots, the table doubles and every stay keeps its state."""
+    table = SequenceTable(make_limits(max_num_seqs=2))
+    for handle in range(1, 6):
+        table.add(make_sequence(handle, [handle, handle], sampling=PENALIZED, min_tokens=3, stop_token_ids=(handle,)))
+        table.append_blocks(int(table.slots([handle])[0]), np.array([handle]))
+        _append(table, handle, 30 + handle)
+    assert len(table) == 5
+    for handle in range(1, 6):
+        assert table.record(handle).token_ids == (handle, handle, 30 + handle)
+    table.check_invariants()
+
+
+@given(
+    prompt=st.lists(st.integers(0, 12), max_size=30),
+    known=st.lists(st.integers(0, 12), max_size=30),
+    added=st.lists(st.integers(0, 60), max_size=60),
+)
+def test_counts_grow_as_they_are_rebuilt(prompt: list[int], known: list[int], added: list[int]) -> None:
+    """Counts kept token by token equal those built at once, and name every token of prompt and output once."""
+    grown = TokenCounts(np.array(prompt, dtype=np.int64), np.array(known, dtype=np.int64))
+    for token in added:
+        grown.add(token)
+    output = known + added
+    assert grown.as_dict() == {token: output.count(token) for token in {*prompt, *output}}
+    assert len(grown.token_ids) == len(grown.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "counted"),
+    [
+        (SamplingParams(temperature=0), None),
+        (SamplingParams(temperature=0, repetition_penalty=1.1), {1: 0, 2: 1, 3: 1}),
+        (SamplingParams(temperature=0, presence_penalty=0.5), {2: 1, 3: 1}),
+        (SamplingParams(temperature=0, frequency_penalty=-0.5), {2: 1, 3: 1}),
+    ],
+)
+def test_only_what_penalties_need_is_counted(sampling: SamplingParams, counted: dict[int, int] | None) -> None:
+    """Nothing is counted without penalties; presence and frequency see the output, repetition the prompt too."""
+    state = SamplerState(1)
+    state.add(0, make_sequence(1, [1, 2, 2, 3], num_prompt_tokens=2, sampling=sampling))
+    assert (state.counts[0].as_dict() if 0 in state.counts else None) == counted
+
+
+def test_min_tokens_counts_the_output_that_is_there() -> None:
+    """A record with 2 of 4 min_tokens masks its stop tokens for 2 more tokens, one with 4 not at all."""
+    state = SamplerState(2)
+    state.add(0, make_sequence(1, [9, 9, 9], num_prompt_tokens=1, min_tokens=4, stop_token_ids=(1,)))
+    state.add(1, make_sequence(2, [9] * 5, num_prompt_tokens=1, min_tokens=4, stop_token_ids=(1,)))
+    assert list(state.masked_stops) == [0]
+    state.append([0, 1], [5, 5])
+    assert list(state.masked_stops) == [0]
+    state.append([0, 1], [5, 5])
+    assert not state.masked_stops
+
+
+def _drift_count(table: SequenceTable) -> None:
+    table.sampler.counts[0].add(5)
+
+
+def _drift_mask(table: SequenceTable) -> None:
+    table.sampler.masked_stops[0].remaining -= 1
+
+
+def _drift_parameters(table: SequenceTable) -> None:
+    table.sampler.parameters["temperature"][0] = 0.5
+
+
+def _drift_computed(table: SequenceTable) -> None:
+    table.num_computed_tokens[0] = 4
+
+
+def _drift_blocks(table: SequenceTable) -> None:
+    table.block_tables[0, 0] = 0
+
+
+def _drift_free(table: SequenceTable) -> None:
+    table.num_computed_tokens[1] = 1
+
+
+def _drift_slot(table: SequenceTable) -> None:
+    table.sampler.counts[1] = table.sampler.counts[0]
+
+
+@pytest.mark.parametrize(
+    "drift",
+    [_drift_count, _drift_mask, _drift_parameters, _drift_computed, _drift_blocks, _drift_free, _drift_slot],
+)
+def test_invariants_notice_drift(drift: Callable[[SequenceTable], None]) -> None:
+    """State that is not the rebuild from the record, or counters that do not fit together, fail the check (invariant
+    5).
+    """
+    table = SequenceTable(make_limits())
+    sequence: NewSequence = make_sequence(1, [5, 6, 7], sampling=PENALIZED, min_tokens=5, stop_token_ids=(1,))
+    table.add(sequence)
+    table.append_blocks(0, np.array([3]))
+    table.num_computed_tokens[0] = 3
+    _append(table, 1, 9)
+    table.check_invariants()
+    drift(table)
+    with pytest.raises(AssertionError):
+        table.check_invariants()
