@@ -45,7 +45,7 @@ def test_a_slot_brings_nothing_from_its_last_stay() -> None:
     table = SequenceTable(make_limits(max_num_seqs=1))
     table.add(make_sequence(1, [5, 6, 7], sampling=PENALIZED, min_tokens=5, stop_token_ids=(1,)))
     assert table.append_blocks(0, np.array([3, 4]))
-    table.num_computed_tokens[0] = 3
+    table.num_computed_tokens[0] = 2
     table.check_invariants()
     table.end(1)
     table.add(make_sequence(2, [9]))
