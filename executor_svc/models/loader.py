@@ -30,8 +30,7 @@ def load_weights(path: Path, dtype: torch.dtype, device: torch.device, kernels: 
     checkpoint = open_checkpoint(path)
     config, spec = describe(checkpoint)
     check_tensors(checkpoint, spec.tensors(), ignored=spec.ignored)
-    with torch.inference_mode():
-        return _Loader(checkpoint, config, dtype, device, kernels).load(spec)
+    return _Loader(checkpoint, config, dtype, device, kernels).load(spec)
 
 
 def describe(checkpoint: Checkpoint) -> tuple[ModelConfig, DecoderSpec]:

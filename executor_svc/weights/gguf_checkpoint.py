@@ -39,7 +39,7 @@ class GgufCheckpoint:
         except ModelError as error:
             raise ModelLoadError(str(error)) from None
         self.path = path
-        self._bytes: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        self._bytes: Bytes = np.memmap(path, dtype=np.uint8, mode="c")
         self._entries = {checkpoint_name(entry.name): entry for entry in entries}
         for entry in entries:
             self._check(entry)
