@@ -44,7 +44,7 @@ _LAST_KEY: tuple[float, ...] = (math.inf,)
 class _Draft:
     """A step under construction: parallel columns as in InFlightStep."""
 
-    __slots__ = ("budget", "has_preempted", "new_sequences", "rows", "samples", "sequences", "shed")
+    __slots__ = ("budget", "new_sequences", "rows", "samples", "sequences", "shed")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -53,7 +53,6 @@ class _Draft:
         self.samples: list[bool] = []
         self.new_sequences: list[NewSequence] = []
         self.shed: list[LiveRequest] = []
-        self.has_preempted = False
 
     def add(self, sequence: Sequence, num_scheduled: int, new_blocks: tuple[int, ...]) -> None:
         """Schedule a sequence's next num_scheduled tokens and count them as done."""
@@ -144,9 +143,7 @@ class BatchBuilder:
                 quota = _quota(policy, sequence, draft.budget)
                 if quota:
                     draft.add(sequence, quota, _NO_BLOCKS)
-        # Whoever was preempted for want of room would be readmitted into it, and the head would take what was just
-        # freed.
-        while draft.budget and executor.waiting and not draft.has_preempted:
+        while draft.budget and executor.waiting:
             if not self._admit_head(draft, executor, policy, now):
                 break
         return draft
@@ -235,7 +232,6 @@ class BatchBuilder:
             return True
         victims = self._choose_victims(executor, policy, wanting, fits, now)
         for victim in victims:
-            draft.has_preempted = draft.has_preempted or not is_waiting
             draft.drop(victim)
             self.preempt(executor, victim, now)
         return bool(victims) and wanting not in victims

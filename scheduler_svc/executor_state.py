@@ -106,9 +106,11 @@ class ExecutorState:
         assert len(self.running) <= self.max_running
         assert set(self._queued_blocks) == set(self.waiting)
         assert self._num_queued_blocks == sum(self._queued_blocks.values())
+        for sequence in (*self.waiting, *self.running):
+            assert sequence.session == self.session
+            assert sequence.max_num_tokens <= self.max_sequence_len, f"{sequence!r} can outgrow its executor"
         for sequence in self.waiting:
             assert sequence.status is SequenceStatus.WAITING, f"{sequence!r} is queued"
-            assert sequence.session == self.session
             assert not sequence.block_table, f"{sequence!r} holds blocks and is queued"
             assert sequence.num_computed_tokens == sequence.num_placeholders == 0
         owned = self.kv.num_total_blocks - self.kv.num_free_blocks
@@ -124,7 +126,6 @@ class ExecutorState:
         handles = set()
         for sequence in self.running:
             assert sequence.status is SequenceStatus.RUNNING, f"{sequence!r} is running"
-            assert sequence.session == self.session
             assert 0 < sequence.handle <= self._last_handle
             assert sequence.handle not in self.released_handles
             handles.add(sequence.handle)

@@ -215,6 +215,8 @@ class FakeExecutor:
         stay.block_table.extend(row.new_blocks)
         if end > len(stay.token_ids) or end > len(stay.block_table) * self.spec.block_size:
             status = RowStatus.BAD_INPUT
+        if end >= self.spec.max_model_len:
+            status = RowStatus.BAD_INPUT
         if any(not 0 < block < self.spec.num_blocks for block in row.new_blocks):
             status = RowStatus.BAD_INPUT
         if status is not RowStatus.OK:
@@ -259,8 +261,9 @@ class FakeGateway:
                 self.ends[record.id, index] = choice.end
 
     def keep(self, request: RequestId, choice: int, kept_tokens: int) -> None:
-        """Forget the tokens of a choice past kept_tokens, as with a stop that only the text shows."""
-        del self.tokens[request, choice][kept_tokens:]
+        """Forget the tokens of an open choice past kept_tokens, as with a stop that only the text shows."""
+        if (request, choice) not in self.ends:
+            del self.tokens.get((request, choice), [])[kept_tokens:]
 
     def receive(self, events: Sequence[Event]) -> None:
         """Apply events."""
@@ -318,7 +321,7 @@ class Cell:
 
     def cancel(self, request: RequestId, choice: int | None = None, kept_tokens: int | None = None) -> None:
         """Cancel a request or a choice."""
-        if choice is not None and kept_tokens is not None and (request, choice) not in self.gateway.ends:
+        if choice is not None and kept_tokens is not None:
             self.gateway.keep(request, choice, kept_tokens)
         self.receive(self.engine.cancel(request, choice, kept_tokens))
 
@@ -358,18 +361,22 @@ class Cell:
         self.gateway.receive(events)
         self.engine.check_invariants()
 
+    def round(self) -> bool:
+        """Build every step that can be built, run one at each executor. Returns whether there was any."""
+        is_busy = False
+        for session in list(self.executors):
+            while self.schedule(session) is not None:
+                is_busy = True
+        for session in list(self.executors):
+            if self.sent[session]:
+                self.run(session)
+                is_busy = True
+        return is_busy
+
     def settle(self, max_rounds: int = 2000) -> int:
         """Go on undisturbed until nothing is to do; returns the rounds taken, of which there may be max_rounds."""
         for round_number in range(max_rounds):
-            built = False
-            for session in list(self.executors):
-                while self.schedule(session) is not None:
-                    built = True
-            for session in list(self.executors):
-                if self.sent[session]:
-                    self.run(session)
-                    built = True
-            if not built:
-                self.receive(self.engine.expire(self.now))
+            if not self.round():
+                self.expire()
                 return round_number
         raise AssertionError(f"still at work after {max_rounds} rounds: {self.engine.load()}")

@@ -1,0 +1,323 @@
+"""The engine with everything that can go wrong around it: its output must be that of the undisturbed model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from fakes import Cell, make_record, make_spec, undisturbed
+from octavo.rpc.errors import ServiceError
+from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, StepFailureReason
+from scheduler_svc.engine import Engine
+from scheduler_svc.policies.base import BaseScheduler, SequenceView
+from scheduler_svc.policies.fcfs import FcfsScheduler
+from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord
+from scheduler_svc.step_results import MAX_FAILURES
+from strategies import RequestPlan, counter_of, executor_specs, request_plans
+
+NO_LIMIT = 1 << 30
+
+
+class WhimsicalScheduler(BaseScheduler):
+    """Answers at random, nonsense included: a policy may be unfair, never unsafe."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._seen: list[SequenceView] = []
+
+    def admission_key(self, view: SequenceView, now: float) -> tuple[float, ...]:
+        self._seen.append(view)
+        answers: list[Any] = [(self._random.random(),), (1.0, 2), (float("nan"),), (), "first", None, (float("-inf"),)]
+        answer: tuple[float, ...] = self._random.choice(answers)
+        return answer
+
+    def choose_victim(self, running: Sequence[SequenceView], wanting: SequenceView, now: float) -> SequenceView | None:
+        answers: list[Any] = [*running, *running, wanting, None, self._random.choice(self._seen), "nobody"]
+        answer: SequenceView | None = self._random.choice(answers)
+        return answer
+
+    def prefill_quota(self, view: SequenceView, budget: int) -> int:
+        answers: list[Any] = [0, -3, 1, budget, budget, 10**9, None, 0.5]
+        answer: int = self._random.choice(answers)
+        return answer
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Executors run late and out of phase, fail, lose rows, die and come back; clients come, leave and come again."""
+
+    @initialize(
+        depth=st.integers(1, 3),
+        seed=st.none() | st.integers(0, 1000),
+        specs=st.lists(executor_specs, min_size=1, max_size=2),
+    )
+    def make(self, depth: int, seed: int | None, specs: list[ExecutorSpec]) -> None:
+        policy = FcfsScheduler() if seed is None else WhimsicalScheduler(seed)
+        self.depth = depth
+        self.cell = Cell(Engine(policy, depth, orphan_timeout=1000.0))
+        self.undelivered: dict[int, list[BatchResult]] = {}
+        self.delivered: list[tuple[int, BatchResult]] = []
+        self.records: dict[RequestId, RequestRecord] = {}
+        self.limits: dict[RequestId, int] = {}
+        self.deadlines: dict[RequestId, float] = {}
+        self.cancelled: set[tuple[RequestId, int]] = set()
+        self.counters: dict[tuple[int, int], int] = {}
+        self.poisoned: set[int] = set()
+        self.num_bad_rows = 0
+        self.num_failed_steps = 0
+        for spec in specs:
+            self.join(spec)
+
+    @precondition(lambda self: len(self.cell.executors) < 3)
+    @rule(spec=executor_specs)
+    def join(self, spec: ExecutorSpec) -> None:
+        self.undelivered[self.cell.add_executor(spec)] = []
+
+    @precondition(lambda self: self.cell.executors)
+    @rule(data=st.data())
+    def lose_executor(self, data: st.DataObject) -> None:
+        session = self._draw_session(data)
+        self.delivered += [(session, result) for result in self.undelivered.pop(session)]
+        self.cell.remove_executor(session)
+
+    @rule(plan=request_plans())
+    def submit(self, plan: RequestPlan) -> None:
+        record, limit = self._make_record(plan, len(self.limits) + 1)
+        self.limits[record.id] = limit
+        try:
+            self.cell.submit(record)
+        except ServiceError as error:
+            self._check_refusal(record, error)
+            return
+        self.records[record.id] = record
+        if record.remaining_deadline is not None:
+            self.deadlines[record.id] = self.cell.now + record.remaining_deadline
+
+    @rule(plans=st.lists(request_plans(), min_size=3, max_size=6))
+    def submit_many(self, plans: list[RequestPlan]) -> None:
+        for plan in plans:
+            self.submit(plan)
+
+    @precondition(lambda self: self.records)
+    @rule(data=st.data())
+    def submit_again(self, data: st.DataObject) -> None:
+        record = data.draw(st.sampled_from(list(self.records.values())))
+        if record.id not in self.cell.gateway.done:
+            self.cell.receive(self.cell.engine.submit(record, self.cell.now))
+
+    @precondition(lambda self: self.records)
+    @rule(data=st.data(), kept_tokens=st.none() | st.integers(0, 5))
+    def cancel(self, data: st.DataObject, kept_tokens: int | None) -> None:
+        record = data.draw(st.sampled_from(list(self.records.values())))
+        choice = data.draw(st.none() | st.integers(0, len(record.choices)))
+        self.cell.cancel(record.id, choice, kept_tokens)
+        affected = range(len(record.choices)) if choice is None else [choice]
+        self.cancelled |= {(record.id, index) for index in affected}
+        if record.id not in self.cell.gateway.done:
+            assert choice is not None, "a request that is cancelled whole ends at once"
+
+    @precondition(lambda self: self.cell.executors)
+    @rule(data=st.data())
+    def schedule(self, data: st.DataObject) -> None:
+        self._schedule(self._draw_session(data))
+
+    @precondition(lambda self: any(self.cell.sent.values()))
+    @rule(data=st.data())
+    def run_step(self, data: st.DataObject) -> None:
+        self._run(self._draw_busy_session(data), None, {})
+
+    @precondition(lambda self: any(self.cell.sent.values()))
+    @rule(data=st.data(), reason=st.sampled_from((StepFailureReason.OUT_OF_MEMORY, StepFailureReason.INTERNAL)))
+    def run_step_that_fails(self, data: st.DataObject, reason: StepFailureReason) -> None:
+        self.num_failed_steps += 1
+        self._run(self._draw_busy_session(data), reason, {})
+
+    @precondition(lambda self: any(batch.rows for sent in self.cell.sent.values() for batch in sent[:1]))
+    @rule(
+        data=st.data(),
+        status=st.sampled_from((RowStatus.NAN, RowStatus.BAD_INPUT, RowStatus.DESYNC, RowStatus.SKIPPED)),
+    )
+    def run_step_with_a_bad_row(self, data: st.DataObject, status: RowStatus) -> None:
+        with_rows = [session for session, sent in self.cell.sent.items() if sent and sent[0].rows]
+        session = data.draw(st.sampled_from(with_rows))
+        handle = data.draw(st.sampled_from([row.handle for row in self.cell.sent[session][0].rows]))
+        if status in (RowStatus.NAN, RowStatus.BAD_INPUT):
+            self.poisoned.add(self.counters[session, handle])
+        else:
+            self.num_bad_rows += 1
+        self._run(session, None, {handle: status})
+
+    @precondition(lambda self: any(self.undelivered.values()))
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        waiting = [session for session, results in self.undelivered.items() if results]
+        session = data.draw(st.sampled_from(waiting))
+        self._deliver(session)
+
+    @precondition(lambda self: self.delivered)
+    @rule(data=st.data())
+    def deliver_again(self, data: st.DataObject) -> None:
+        session, result = data.draw(st.sampled_from(self.delivered))
+        before = self.cell.engine.load()
+        self.cell.deliver(session, result)
+        assert self.cell.engine.load() == before, "a result that answers nothing changes nothing"
+
+    @precondition(lambda self: self.cell.executors)
+    @rule(rounds=st.integers(1, 8), data=st.data())
+    def run_along(self, rounds: int, data: st.DataObject) -> None:
+        """Let one session run undisturbed for a while, with as many steps in flight as it may have."""
+        session = self._draw_session(data)
+        for _ in range(rounds):
+            while self._schedule(session):
+                pass
+            if self.cell.sent[session]:
+                self._run(session, None, {})
+            if self.undelivered[session]:
+                self._deliver(session)
+
+    @rule(seconds=st.sampled_from((0.0, 0.5, 2.0)))
+    def wait(self, seconds: float) -> None:
+        self.cell.expire(seconds)
+        overdue = [request for request, deadline in self.deadlines.items() if deadline <= self.cell.now]
+        assert all(request in self.cell.gateway.done for request in overdue), "a deadline passed unnoticed"
+
+    def teardown(self) -> None:
+        """Let everything end, then account for every token, block, handle and request."""
+        if not hasattr(self, "cell"):
+            return
+        for session, results in self.undelivered.items():
+            while results:
+                self._deliver(session)
+        self._settle()
+        # What no executor could take has waited for one that can.
+        self.join(make_spec(num_blocks=40, block_size=4, max_model_len=1000, max_num_batched_tokens=7))
+        self._settle()
+        self.cell.receive(self.cell.engine.expire(self.cell.now))
+        for record in self.records.values():
+            self._check_outcome(record)
+        load = self.cell.engine.load()
+        assert load.num_requests == load.num_waiting == load.num_running == 0
+        assert load.kv_usage == 0.0
+        assert load.num_desyncs <= self.num_bad_rows
+        for executor in self.cell.executors.values():
+            assert not executor.handles, "an executor still holds a sequence"
+
+    def _settle(self) -> None:
+        """Go on undisturbed; work is committed at least every so many rounds."""
+        budget = min((each.spec.max_num_batched_tokens for each in self.cell.executors.values()), default=1)
+        patience = 6 + 2 * self.depth + -(-50 // budget)
+        idle_rounds = 0
+        while True:
+            before = self._progress()
+            if not self.cell.round():
+                return
+            idle_rounds = 0 if self._progress() != before else idle_rounds + 1
+            assert idle_rounds <= patience, f"no progress: {self.cell.engine.load()}"
+
+    def _progress(self) -> tuple[int, int]:
+        gateway = self.cell.gateway
+        return sum(len(tokens) for tokens in gateway.tokens.values()), len(gateway.done)
+
+    def _check_outcome(self, record: RequestRecord) -> None:
+        done = self.cell.gateway.done.get(record.id)
+        assert done is not None, f"{record.id} never ended"
+        if done.error is not None:
+            self._check_failure(record, done.error)
+        for choice in range(len(record.choices)):
+            key = record.id, choice
+            expected, expected_end = undisturbed(record, choice, max_model_len=self.limits[record.id])
+            tokens = self.cell.gateway.tokens[key]
+            end = self.cell.gateway.ends.get(key)
+            if end == expected_end:
+                assert tokens == expected, f"choice {choice} differs from the undisturbed run"
+            else:
+                assert tokens == expected[: len(tokens)], f"choice {choice} is no prefix of the undisturbed run"
+                if end is None:
+                    assert done.error is not None
+                else:
+                    assert end == ChoiceEnd(FinishReason.CANCELLED)
+                    assert key in self.cancelled, f"choice {choice} ended although nobody cancelled it"
+
+    def _check_failure(self, record: RequestRecord, error: ServiceError) -> None:
+        if error.reason in ("NAN_LOGITS", "BAD_INPUT"):
+            assert record.id[1] in self.poisoned, "a request failed for another's bad row"
+        elif error.reason == "DEADLINE_EXCEEDED":
+            assert record.remaining_deadline is not None
+        else:
+            assert error.reason in ("STEP_FAILED", "STEP_OUT_OF_MEMORY", "DESYNCHRONIZED"), error
+            assert self.num_failed_steps + self.num_bad_rows > MAX_FAILURES
+
+    def _check_refusal(self, record: RequestRecord, error: ServiceError) -> None:
+        specs = [executor.spec for executor in self.cell.executors.values()]
+        if error.code is grpc.StatusCode.UNAVAILABLE:
+            assert not specs
+            return
+        assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+        length = min(len(record.prompt_token_ids) + record.stopping.max_tokens, self.limits[record.id])
+        for spec in specs:
+            fits_memory = length - 1 <= (spec.num_blocks - 1) * spec.block_size
+            fits_model = length <= spec.max_model_len and len(record.prompt_token_ids) < spec.max_model_len
+            assert not (fits_memory and fits_model), f"refused although it fits {spec}"
+
+    def _make_record(self, plan: RequestPlan, counter: int) -> tuple[RequestRecord, int]:
+        """The record, resumed where the plan says so, and the model length that holds for it."""
+
+        def build(choices: Sequence[ChoiceRecord]) -> RequestRecord:
+            return make_record(
+                counter,
+                plan.prompt(counter),
+                seed=plan.seed,
+                max_tokens=plan.max_tokens,
+                min_tokens=plan.min_tokens,
+                stop_token_ids=plan.stop_token_ids,
+                choices=choices,
+                remaining_deadline=plan.remaining_deadline,
+            )
+
+        record = build([ChoiceRecord()] * plan.num_choices)
+        limit = max((each.spec.max_model_len for each in self.cell.executors.values()), default=NO_LIMIT)
+        if plan.resumed_tokens == 0 or limit <= len(record.prompt_token_ids):
+            return record, limit
+        choices = []
+        for choice in range(plan.num_choices):
+            tokens, end = undisturbed(record, choice, max_model_len=limit)
+            # Every other choice that is complete was seen to be by the gateway; the scheduler finds out about the rest.
+            is_ended = plan.resumed_tokens >= len(tokens) and choice % 2 == 0
+            choices.append(ChoiceRecord(tuple(tokens[: plan.resumed_tokens]), end if is_ended else None))
+        return build(choices), limit
+
+    def _draw_session(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(list(self.cell.executors)))
+
+    def _draw_busy_session(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from([session for session, sent in self.cell.sent.items() if sent]))
+
+    def _schedule(self, session: int) -> bool:
+        """Have a step built, and note whose handles are in it. Returns whether there was one."""
+        batch = self.cell.schedule(session)
+        if batch is None:
+            return False
+        for new in batch.new_sequences:
+            self.counters[session, new.handle] = counter_of(new.token_ids)
+        return True
+
+    def _run(self, session: int, failure: StepFailureReason | None, row_statuses: dict[int, RowStatus]) -> None:
+        """Run the oldest step of a session; its result stays on the way."""
+        batch = self.cell.sent[session].pop(0)
+        result = self.cell.executors[session].run(batch, failure=failure, row_statuses=row_statuses)
+        self.undelivered[session].append(result)
+
+    def _deliver(self, session: int) -> None:
+        result = self.undelivered[session].pop(0)
+        self.cell.deliver(session, result)
+        self.delivered.append((session, result))
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(stateful_step_count=60)
+TestEngine.__doc__ = "Output equals the undisturbed run, every ledger ends empty, every request ends once."

@@ -1,0 +1,80 @@
+"""The block ledger of a session under sequences that come, grow and go."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fakes import make_record
+from scheduler_svc.block_pool import OutOfBlocksError
+from scheduler_svc.kv_cache_manager import KVCacheManager
+from scheduler_svc.sequence import LiveRequest, Sequence
+
+
+class KVCacheManagerMachine(RuleBasedStateMachine):
+    """can_fit is the truth about allocate and append, and a refusal changes nothing."""
+
+    @initialize(num_blocks=st.integers(2, 10), block_size=st.integers(1, 5))
+    def make(self, num_blocks: int, block_size: int) -> None:
+        self.kv = KVCacheManager(num_blocks, block_size)
+        self.block_size = block_size
+        self.covered: dict[Sequence, int] = {}
+        self.next_counter = 1
+
+    @rule(num_tokens=st.integers(1, 30), reserve=st.integers(0, 3))
+    def allocate(self, num_tokens: int, reserve: int) -> None:
+        sequence = LiveRequest(make_record(self.next_counter), 100, 0.0).sequences[0]
+        self.next_counter += 1
+        needed = -(-num_tokens // self.block_size)
+        assert self.kv.blocks_needed(sequence, num_tokens) == needed
+        assert self.kv.can_fit(sequence, num_tokens, reserve=reserve) == (needed + reserve <= self.kv.num_free_blocks)
+        if not self.kv.can_fit(sequence, num_tokens):
+            with pytest.raises(OutOfBlocksError):
+                self.kv.allocate(sequence, num_tokens)
+            assert not sequence.block_table
+            return
+        assert list(self.kv.allocate(sequence, num_tokens)) == sequence.block_table
+        self.covered[sequence] = num_tokens
+
+    @precondition(lambda self: self.covered)
+    @rule(data=st.data(), more=st.integers(0, 12))
+    def append(self, data: st.DataObject, more: int) -> None:
+        sequence = data.draw(st.sampled_from(list(self.covered)))
+        num_tokens = self.covered[sequence] + more
+        before = list(sequence.block_table)
+        if not self.kv.can_fit(sequence, num_tokens):
+            with pytest.raises(OutOfBlocksError):
+                self.kv.append(sequence, num_tokens)
+            assert sequence.block_table == before
+            return
+        new_blocks = self.kv.append(sequence, num_tokens)
+        assert sequence.block_table == [*before, *new_blocks]
+        self.covered[sequence] = num_tokens
+
+    @precondition(lambda self: self.covered)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(list(self.covered)))
+        reclaimable = self.kv.num_reclaimable_blocks(sequence)
+        before = self.kv.num_free_blocks
+        self.kv.release(sequence)
+        assert self.kv.num_free_blocks == before + reclaimable
+        del self.covered[sequence]
+        with pytest.raises(KeyError):
+            self.kv.release(sequence)
+
+    @invariant()
+    def tables_cover_their_tokens_exactly(self) -> None:
+        """Each table has the fewest blocks that hold its tokens, and the ledger sums up."""
+        if not hasattr(self, "kv"):
+            return
+        self.kv.check_invariants()
+        for sequence, num_tokens in self.covered.items():
+            assert len(sequence.block_table) == -(-num_tokens // self.block_size)
+        owned = sum(len(sequence.block_table) for sequence in self.covered)
+        assert self.kv.num_free_blocks == self.kv.num_total_blocks - owned
+
+
+TestKVCacheManager = KVCacheManagerMachine.TestCase
+TestKVCacheManager.__doc__ = "The ledger sums up after every call, and can_fit tells exactly what will work."

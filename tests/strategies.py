@@ -1,0 +1,71 @@
+"""Hypothesis strategies for the scheduler's domain: executors and requests small enough to be in trouble all the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from fakes import VOCAB_SIZE, make_spec
+
+# A request's first two prompt tokens are its counter, so that whatever an executor holds can be told apart.
+_PREFIX = 2
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """What a request is to be, before it is known to which executors it will go."""
+
+    prompt_tail: tuple[int, ...]
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    num_choices: int
+    resumed_tokens: int
+    remaining_deadline: float | None
+
+    def prompt(self, counter: int) -> tuple[int, ...]:
+        """The prompt, marked with the request's counter."""
+        return (*divmod(counter, VOCAB_SIZE), *self.prompt_tail)
+
+
+def counter_of(token_ids: tuple[int, ...]) -> int:
+    """Return the counter that a prompt is marked with."""
+    high, low = token_ids[:_PREFIX]
+    return high * VOCAB_SIZE + low
+
+
+# A pool of four slots and more: smaller ones refuse everything.
+executor_specs = st.builds(
+    lambda block_size, slots, max_num_seqs, budget, max_model_len: make_spec(
+        num_blocks=1 + -(-slots // block_size),
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+    ),
+    st.integers(1, 5),
+    st.integers(4, 12) | st.integers(16, 36) | st.integers(24, 48),
+    st.integers(1, 3) | st.integers(3, 6),
+    st.integers(1, 7) | st.integers(5, 23),
+    st.integers(4, 16) | st.integers(24, 40) | st.integers(30, 40),
+)
+
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+
+
+@st.composite
+def request_plans(draw: st.DrawFn) -> RequestPlan:
+    """Draw a request: mostly one choice, mostly new, seldom with a deadline."""
+    max_tokens = draw(st.integers(1, 4) | st.integers(8, 18))
+    return RequestPlan(
+        prompt_tail=tuple(draw(st.lists(token_ids, max_size=14))),
+        seed=draw(st.integers(0, 3)),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, max_tokens)),
+        stop_token_ids=tuple(draw(st.lists(token_ids, max_size=2))),
+        num_choices=draw(st.sampled_from((1, 1, 1, 2, 3))),
+        resumed_tokens=draw(st.sampled_from((0, 0, 0, 0, 0, 1, 4, 99))),
+        remaining_deadline=draw(st.sampled_from((None, None, None, None, None, 3.0))),
+    )
