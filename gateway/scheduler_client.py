@@ -69,6 +69,7 @@ class SchedulerClient:
         self._highest_term = 0
         self._num_failures = 0
         self._outbox: _Outbox | None = None
+        self._is_attached = False
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
 
@@ -77,15 +78,13 @@ class SchedulerClient:
         self._task = asyncio.create_task(self._run(), name="scheduler-client")
 
     async def stop(self, timeout: float) -> None:
-        """Send what is waiting to be sent, end the stream, and return; after `timeout` seconds in any case."""
+        """Send what is waiting to be sent, end the stream, and return, after `timeout` seconds in any case."""
         if self._task is None:
             return
         self._is_closing = True
-        if self._outbox is None:
-            self._task.cancel()
-        else:
+        if self._outbox is not None and self._is_attached:
             self._outbox.close()
-        await asyncio.wait({self._task}, timeout=timeout)
+            await asyncio.wait({self._task}, timeout=timeout)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -131,6 +130,7 @@ class SchedulerClient:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             self._outbox = None
+            self._is_attached = False
             self._cell.detach()
             # In this order: a task that waits on a cancelled call is told that it was cancelled itself.
             reader.cancel()
@@ -171,6 +171,7 @@ class SchedulerClient:
         resumed = [request for each in welcome.unknown_requests if (request := self._live.find_unended(each))]
         for request in resumed:
             outbox.put(submit_from(request, self._clock()))
+        self._is_attached = True
         self._cell.attach()
         logger.info("attached to the scheduler", extra={"fields": {"term": welcome.term, "resumed": len(resumed)}})
 

@@ -30,8 +30,8 @@ MODEL_SERVICE = "octavo.v1.ModelService"
 # Long texts at work at once. Each takes a core for a while, and there are streams to serve besides.
 _NUM_THREADS = 2
 # Seconds: for streams to tell their clients, for what is left to be cut, for the scheduler to hear of it.
-_STREAMS_END = 2.0
-_CUT = 1.0
+_STREAMS_END = 1.0
+_CUT = 0.5
 _SCHEDULER_HEARS = 1.0
 
 

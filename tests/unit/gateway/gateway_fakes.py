@@ -1,0 +1,320 @@
+"""A scripted scheduler on the real interface, and a gateway attached to it, both on free ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.scheduler_client import Backoff
+from gateway.server import GatewayServer
+from octavo.internal.executor.v1 import sequence_pb2
+from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from octavo.models.prepared import PreparedModel
+from octavo.rpc.channel import open_channel
+from octavo.rpc.logprobs import pack_floats, pack_ids
+from octavo.rpc.server import RpcServer
+from octavo.settings import GatewaySettings
+from octavo.v1 import inference_pb2, inference_pb2_grpc, model_pb2_grpc
+
+TIMEOUT = 10.0
+MAX_MODEL_LEN = 1024
+QUICK = Backoff(initial=0.01, maximum=0.05)
+
+Script = Callable[[scheduler_pb2.Submit, int], Sequence[int]]
+"""The whole output of a choice, its stop token included: a pure function of the record, like a model's."""
+
+
+def write_again(submit: scheduler_pb2.Submit, choice: int) -> list[int]:
+    """Write the prompt again, less its first `choice` tokens, and stop."""
+    return [*submit.prompt_token_ids[choice:], submit.stopping.stop_token_ids[0]]
+
+
+@dataclass
+class Running:
+    """A request as the scheduler knows it: what it will write, and how much of that it has sent."""
+
+    submit: scheduler_pb2.Submit
+    outputs: list[list[int]]
+    num_sent: list[int]
+    ended: list[bool]
+
+
+@dataclass
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Sends what `script` says, a token per choice and step. `auto`: steps by itself, else when `step` is called."""
+
+    script: Script = write_again
+    auto: bool = True
+    term: int = 1
+    pools: list[scheduler_pb2.ModelPool] = field(default_factory=list)
+    accepts: bool = True
+    begins_with_welcome: bool = True
+    port: int = 0
+    running: dict[int, Running] = field(default_factory=dict)
+    received: list[scheduler_pb2.AttachRequest] = field(default_factory=list)
+    acknowledged: int = 0
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._outgoing: asyncio.Queue[scheduler_pb2.AttachResponse | None] | None = None
+        self._server: RpcServer | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def is_attached(self) -> bool:
+        """A gateway's stream is open."""
+        return self._outgoing is not None
+
+    async def start(self) -> None:
+        """Listen, on the port of the time before if there was one."""
+        self._server = RpcServer("127.0.0.1", self.port)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, self._server.server)
+        await self._server.start("octavo.internal.scheduler.v1.SchedulerService")
+        self.port = self._server.port
+
+    async def stop(self) -> None:
+        """Die without a word to the gateway."""
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    def forget(self) -> None:
+        """Lose all state, as a new process would; its term is higher."""
+        self.running.clear()
+        self.sequence = 0
+        self.term += 1
+
+    def end_stream(self) -> None:
+        """Close the gateway's stream; state stays."""
+        assert self._outgoing is not None
+        self._outgoing.put_nowait(None)
+
+    def of_kind(self, kind: str) -> list[Any]:
+        """Return the frames of one kind that came, oldest first."""
+        return [getattr(frame, kind) for frame in self.received if frame.WhichOneof("frame") == kind]
+
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Return once something that came, or a stream that began or ended, has made it so."""
+        async with asyncio.timeout(TIMEOUT):
+            while not is_so():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def wait_received(self, kind: str, count: int = 1) -> list[Any]:
+        """Wait for so many frames of a kind and return them."""
+        await self.wait_until(lambda: len(self.of_kind(kind)) >= count)
+        return self.of_kind(kind)
+
+    def send(self, **frame: Any) -> None:
+        """Send a frame of the test's own."""
+        assert self._outgoing is not None, "no gateway is attached"
+        self._outgoing.put_nowait(scheduler_pb2.AttachResponse(**frame))
+
+    def send_pools(self, pools: list[scheduler_pb2.ModelPool]) -> None:
+        """Change what can run."""
+        self.pools = pools
+        self.send(model_pools=scheduler_pb2.ModelPools(pools=pools))
+
+    def send_outputs(self, *outputs: scheduler_pb2.ChoiceOutput) -> None:
+        """Send one step's outputs."""
+        self.sequence += 1
+        self.send(step_outputs=scheduler_pb2.StepOutputs(sequence=self.sequence, outputs=outputs))
+
+    def step(self, count: int = 1) -> None:
+        """Send the next token of every unended choice, `count` times, and Finished where all have ended."""
+        for _ in range(count):
+            outputs = [output for request in list(self.running.values()) for output in self._next_outputs(request)]
+            if outputs:
+                self.send_outputs(*outputs)
+            for counter, request in list(self.running.items()):
+                if all(request.ended):
+                    del self.running[counter]
+                    self.sequence += 1
+                    self.send(finished=scheduler_pb2.Finished(sequence=self.sequence, request=counter))
+
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """Serve one gateway."""
+        outgoing: asyncio.Queue[scheduler_pb2.AttachResponse | None] = asyncio.Queue()
+        self._outgoing = outgoing
+        reader = asyncio.create_task(self._read(request_iterator))
+        stepper = asyncio.create_task(self._step_alone()) if self.auto else None
+        try:
+            while (frame := await outgoing.get()) is not None:
+                await context.write(frame)
+        finally:
+            self._outgoing = None
+            for task in (reader, stepper):
+                if task is not None:
+                    task.cancel()
+            self._changed.set()
+
+    async def _read(self, request_iterator: Any) -> None:
+        async for frame in request_iterator:
+            self.received.append(frame)
+            match frame.WhichOneof("frame"):
+                case "hello":
+                    self._welcome(frame.hello)
+                case "submit":
+                    self._submit(frame.submit)
+                case "cancel":
+                    self.running.pop(frame.cancel.request, None)
+                case "ack":
+                    self.acknowledged = frame.ack.sequence
+            self._changed.set()
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(None)
+
+    def _welcome(self, hello: scheduler_pb2.Hello) -> None:
+        for counter in set(self.running) - set(hello.live_requests):
+            del self.running[counter]
+        unknown = [counter for counter in hello.live_requests if counter not in self.running]
+        if self.begins_with_welcome:
+            self.send(welcome=scheduler_pb2.Welcome(term=self.term, unknown_requests=unknown))
+        self.send_pools(self.pools)
+
+    def _submit(self, submit: scheduler_pb2.Submit) -> None:
+        if submit.request in self.running or not self.accepts:
+            return
+        outputs = [list(self.script(submit, choice)) for choice in range(len(submit.choices))]
+        sent = [len(choice.token_ids) for choice in submit.choices]
+        for choice, output in zip(submit.choices, outputs, strict=True):
+            assert list(choice.token_ids) == output[: len(choice.token_ids)], "committed tokens are not what was sent"
+        ended = [choice.HasField("end") for choice in submit.choices]
+        self.running[submit.request] = Running(submit, outputs, sent, ended)
+        self.send(accepted=scheduler_pb2.Accepted(request=submit.request))
+
+    async def _step_alone(self) -> None:
+        while True:
+            self.step()
+            await asyncio.sleep(0 if self.running else 0.001)
+
+    def _next_outputs(self, request: Running) -> list[scheduler_pb2.ChoiceOutput]:
+        stopping = request.submit.stopping
+        outputs: list[scheduler_pb2.ChoiceOutput] = []
+        for choice, tokens in enumerate(request.outputs):
+            if request.ended[choice]:
+                continue
+            index = request.num_sent[choice]
+            token_id = tokens[index]
+            output = scheduler_pb2.ChoiceOutput(
+                request=request.submit.request, choice=choice, first_token_index=index, token_ids=[token_id]
+            )
+            if token_id in stopping.stop_token_ids:
+                output.end.reason = scheduler_pb2.FINISH_REASON_STOP
+                output.end.stop_token_id = token_id
+            elif index + 1 == min(stopping.max_tokens, len(tokens)):
+                output.end.reason = scheduler_pb2.FINISH_REASON_LENGTH
+            if request.submit.sampling.HasField("top_logprobs"):
+                output.logprobs.CopyFrom(logprob_columns(token_id, request.submit.sampling.top_logprobs))
+            request.num_sent[choice] += 1
+            request.ended[choice] = output.HasField("end")
+            outputs.append(output)
+        return outputs
+
+
+def logprob_columns(token_id: int, num_top: int) -> sequence_pb2.TokenLogprobColumns:
+    """Return logprobs that tell of what token they are: -token_id / 8 for it, then token_id + k at -(k + 1) / 4."""
+    return sequence_pb2.TokenLogprobColumns(
+        num_top=num_top,
+        sampled=pack_floats([-token_id / 8]),
+        top_token_ids=pack_ids([token_id + each for each in range(num_top)]),
+        top_logprobs=pack_floats([-(each + 1) / 4 for each in range(num_top)]),
+    )
+
+
+def pool_of(
+    prepared: PreparedModel, num_executors: int = 1, max_model_len: int = MAX_MODEL_LEN
+) -> scheduler_pb2.ModelPool:
+    """Return a pool that runs a model."""
+    return scheduler_pb2.ModelPool(
+        model=prepared.name, model_revision=prepared.revision, num_executors=num_executors, max_model_len=max_model_len
+    )
+
+
+@dataclass
+class Stack:
+    """A gateway, its scheduler, and stubs of a client."""
+
+    scheduler: FakeScheduler
+    gateway: GatewayServer
+    prepared: PreparedModel
+    channel: grpc.aio.Channel
+
+    def __post_init__(self) -> None:
+        self.inference: Any = inference_pb2_grpc.InferenceServiceStub(self.channel)
+        self.models: Any = model_pb2_grpc.ModelServiceStub(self.channel)
+        self.health: Any = health_pb2_grpc.HealthStub(self.channel)
+
+    async def generate(self, request: inference_pb2.GenerateRequest) -> list[inference_pb2.GenerateResponse]:
+        """Return all the events of a request."""
+        return [event async for event in self.inference.Generate(request, timeout=TIMEOUT)]
+
+    async def wait_health(self, serving: bool, service: str = "") -> None:
+        """Return once health says so."""
+        wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        watch = self.health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT)
+        async for answer in watch:
+            if answer.status == wanted:
+                break
+        watch.cancel()
+
+    async def wait_empty(self) -> None:
+        """Return once the gateway holds no request."""
+        async with asyncio.timeout(TIMEOUT):
+            await self.gateway.live.wait_empty()
+        self.gateway.live.check_invariants()
+
+
+@asynccontextmanager
+async def running_stack(
+    prepared: PreparedModel, scheduler: FakeScheduler | None = None, *, max_model_len: int = MAX_MODEL_LEN
+) -> AsyncIterator[Stack]:
+    """Run a scheduler and a gateway that serves `prepared`; after it no task is left of either."""
+    before = asyncio.all_tasks()
+    scheduler = scheduler or FakeScheduler()
+    scheduler.pools = scheduler.pools or [pool_of(prepared, max_model_len=max_model_len)]
+    await scheduler.start()
+    settings = GatewaySettings(model=prepared.name, scheduler=scheduler.address, port=0)
+    gateway = GatewayServer(settings, [prepared], QUICK)
+    try:
+        await gateway.start()
+        async with open_channel(f"127.0.0.1:{gateway.port}") as channel:
+            stack = Stack(scheduler, gateway, prepared, channel)
+            await stack.wait_health(True)
+            yield stack
+            await stack.wait_empty()
+    finally:
+        await gateway.stop()
+        await scheduler.stop()
+    # A fixture ends in another task than it began in.
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if left:
+        await asyncio.wait(left, timeout=TIMEOUT)
+    assert not [task for task in left if not task.done()]
+
+
+def text_of(events: list[inference_pb2.GenerateResponse], choice: int = 0) -> str:
+    """Return the joined texts of a choice."""
+    return "".join(event.delta.text for event in events if event.HasField("delta") and event.delta.choice == choice)
+
+
+def tokens_of(events: list[inference_pb2.GenerateResponse], choice: int = 0) -> list[int]:
+    """Return the tokens of a choice; the indices of its deltas must leave no gap."""
+    token_ids: list[int] = []
+    for event in events:
+        if event.HasField("delta") and event.delta.choice == choice:
+            assert event.delta.first_token_index == len(token_ids)
+            token_ids.extend(event.delta.token_ids)
+    return token_ids

@@ -1,0 +1,177 @@
+"""The life of one request between client and scheduler, without either: what is sent when, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+import pytest_asyncio
+from prepared_samples import MakePrepared
+
+from gateway.cell import Cell, Pool
+from gateway.generation import Generator
+from gateway.live_request import LiveRequest
+from gateway.live_requests import LiveRequests
+from gateway.requests import (
+    CancelReason,
+    ChoiceEnd,
+    ChoiceFinished,
+    Delta,
+    FinishReason,
+    GenerateCommand,
+    Started,
+    TextInput,
+    Usage,
+)
+from gateway.served_models import ServedModel, ServedModels
+from gateway.tokenizer import LONG_TEXT
+from octavo.rpc.errors import ServiceError
+
+STOP = ChoiceEnd(FinishReason.STOP, stop_token_id=1)
+COMMAND = GenerateCommand(input=TextInput("the cat"))
+LONG_COMMAND = GenerateCommand(input=TextInput("a" * LONG_TEXT))
+
+
+@dataclass
+class RecordingScheduler:
+    """Notes what it is told."""
+
+    submitted: list[LiveRequest] = field(default_factory=list)
+    cancelled: list[tuple[int, CancelReason]] = field(default_factory=list)
+
+    def submit(self, request: LiveRequest) -> None:
+        """Note a request."""
+        self.submitted.append(request)
+
+    def cancel(self, request: LiveRequest, reason: CancelReason) -> None:
+        """Note a cancel."""
+        self.cancelled.append((request.counter, reason))
+
+
+class Bench:
+    """A generator with everything around it."""
+
+    def __init__(self, make_prepared: MakePrepared) -> None:
+        self.clock = asyncio.get_running_loop().time
+        self.executor = ThreadPoolExecutor(1)
+        model = ServedModel.open(make_prepared(chat_template=None), self.executor)
+        self.live = LiveRequests("cd" * 16, self.clock)
+        self.scheduler = RecordingScheduler()
+        cell = Cell()
+        cell.attach()
+        cell.set_pools({model.name: Pool(model.name, model.prepared.revision, 1, 4096)})
+        self.generator = Generator(ServedModels([model]), self.live, cell, self.scheduler, self.clock)
+
+    def apply(self, tokens: list[int], end: ChoiceEnd | None = None) -> None:
+        """Let the scheduler's latest request have its first tokens."""
+        self.live.apply(self.scheduler.submitted[-1].counter, 0, 0, tokens, None, end)
+
+
+@pytest_asyncio.fixture
+async def bench(make_prepared: MakePrepared) -> AsyncIterator[Bench]:
+    """A generator; nothing is live when the test is over."""
+    made = Bench(make_prepared)
+    yield made
+    made.executor.shutdown()
+    assert len(made.live) == 0
+    made.live.check_invariants()
+
+
+@pytest.mark.asyncio
+async def test_complete_request_is_not_cancelled(bench: Bench) -> None:
+    """A request that is complete has all its events, and its end is the scheduler's last word (B5)."""
+    async with bench.generator.generate(COMMAND) as generation:
+        bench.apply([5, 1], STOP)
+        events = await generation.next_events()
+        assert [type(event) for event in events] == [Started, Delta, ChoiceFinished, Usage]
+        assert await generation.next_events() == []
+    assert bench.scheduler.cancelled == []
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_told_before_the_scheduler_has_it(bench: Bench) -> None:
+    """Started waits for the scheduler's acceptance, so that a refusal is the first and only answer."""
+    async with bench.generator.generate(COMMAND) as generation:
+        waiting = asyncio.create_task(generation.next_events())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        bench.live.confirm(bench.scheduler.submitted[0].counter)
+        (started,) = await waiting
+        assert isinstance(started, Started)
+    assert [reason for _, reason in bench.scheduler.cancelled] == [CancelReason.CLIENT]
+
+
+@pytest.mark.asyncio
+async def test_tokens_that_came_together_are_one_delta(bench: Bench) -> None:
+    """A reader that comes late gets all that the record has in one delta per choice."""
+    async with bench.generator.generate(COMMAND) as generation:
+        for index in range(5):
+            bench.live.apply(bench.scheduler.submitted[0].counter, 0, index, [70 + index], None, None)
+        events = await generation.next_events()
+        assert [type(event) for event in events] == [Started, Delta]
+        assert isinstance(events[1], Delta)
+        assert list(events[1].token_ids) == [70, 71, 72, 73, 74]
+
+
+@pytest.mark.asyncio
+async def test_deadline_that_has_passed(bench: Bench) -> None:
+    """A request that comes too late is never submitted."""
+    with pytest.raises(ServiceError) as raised:
+        async with bench.generator.generate(COMMAND, deadline=bench.clock() - 1):
+            pytest.fail("must not begin")
+    assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert bench.scheduler.submitted == []
+
+
+@pytest.mark.asyncio
+async def test_deadline_while_waiting(bench: Bench) -> None:
+    """The gateway ends a request at its deadline by itself, whatever it waits for, and says why to both sides."""
+    with pytest.raises(ServiceError) as raised:
+        async with bench.generator.generate(COMMAND, deadline=bench.clock() + 0.02):
+            await asyncio.Event().wait()
+    assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert [reason for _, reason in bench.scheduler.cancelled] == [CancelReason.DEADLINE]
+
+
+@pytest.mark.asyncio
+async def test_body_that_fails(bench: Bench) -> None:
+    """A handler that breaks cancels its request like a client that leaves."""
+    with pytest.raises(RuntimeError, match="broken"):
+        async with bench.generator.generate(COMMAND):
+            raise RuntimeError("broken")
+    assert [reason for _, reason in bench.scheduler.cancelled] == [CancelReason.CLIENT]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ending", ["cancel", "close", "deadline"])
+async def test_end_while_the_prompt_is_tokenized(bench: Bench, ending: str) -> None:
+    """A request whose client, gateway or time is gone before its prompt has tokens is never submitted (B2)."""
+    release = threading.Event()
+    bench.executor.submit(release.wait)
+    deadline = bench.clock() + 0.02 if ending == "deadline" else None
+
+    async def run() -> None:
+        async with bench.generator.generate(LONG_COMMAND, deadline=deadline):
+            pytest.fail("must not begin")
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    if ending == "cancel":
+        task.cancel()
+    elif ending == "close":
+        bench.live.close()
+        release.set()
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    release.set()
+    if ending == "cancel":
+        assert isinstance(result, asyncio.CancelledError)
+    else:
+        assert isinstance(result, ServiceError)
+        assert result.reason == {"close": "SHUTTING_DOWN", "deadline": "DEADLINE_EXCEEDED"}[ending]
+    assert bench.scheduler.submitted == []
+    assert bench.scheduler.cancelled == []
