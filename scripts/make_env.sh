@@ -54,5 +54,6 @@ if [ "$build" = gpu ]; then
     echo 'pip finds no CPU build of torch for this Python: the CUDA build comes instead, about 3 GB to fetch and 7 GB on disk.'
     echo 'To avoid that, point pip at an index or folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) and repeat.'
 fi
-"$folder/bin/python" -m pip install --disable-pip-version-check --constraint "constraints-$build.txt" \
+# Not compiled ahead: most modules of torch are never imported, and Python compiles the others at their first import.
+"$folder/bin/python" -m pip install --disable-pip-version-check --no-compile --constraint "constraints-$build.txt" \
     --editable '.[gateway,executor,dev]'

@@ -20,7 +20,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "Everything listens on 127.0.0.1 unless --bind says otherwise; logs go to OCTAVO_HOME/logs.",
     )
     parser.add_argument("model", metavar="MODEL", help="as for `octavo prepare`")
-    parser.add_argument("--executors", type=count, default=1, metavar="N", help="executor processes [default: 1]")
+    parser.add_argument(
+        "--executors",
+        type=count,
+        default=1,
+        metavar="N",
+        help="executor processes; they share cores and memory [default: 1]",
+    )
     parser.add_argument("--bind", metavar="ADDRESS", help="address the gateway listens on [default: 127.0.0.1]")
     for service, default, note in (
         ("gateway", GATEWAY_PORT, ""),

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo.models.prepared import PreparedModel
-from octavo.rpc.settings import Settings, SettingsError, SettingsType, read
+from octavo.rpc.settings import Settings, SettingsError, SettingsType, read, variable_of
 from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings, known_variables
 
+_KV_SHARE = 0.5
+"""Share of the free memory that goes to KV blocks where several executors divide it; weights come on top."""
 _LOOPBACK = "127.0.0.1"
 _WILDCARDS = {"0.0.0.0": _LOOPBACK, "[::]": "[::1]", "::": "[::1]"}
 
@@ -71,7 +74,7 @@ def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, 
         gateway_flags += ["--bind", options.bind]
     scheduler_flags = [*_given(SchedulerSettings, options), "--bind", _LOOPBACK]
     executor_flags = [*_given(ExecutorSettings, options), *named, "--bind", _LOOPBACK]
-    executor_flags += _shared_cores(options, environ)
+    executor_flags += _shares(options, environ)
     # Read here as the services will read them: what is wrong is said before anything starts.
     gateway = _read(GatewaySettings, gateway_flags, environ)
     scheduler = _read(SchedulerSettings, scheduler_flags, environ)
@@ -122,11 +125,22 @@ def _given(settings_class: type[Settings], options: PlanOptions) -> list[str]:
     ]
 
 
-def _shared_cores(options: PlanOptions, environ: Mapping[str, str]) -> list[str]:
-    """Divide the cores among several executors; each would take all of them."""
-    if options.num_executors == 1 or "threads" in options.extra or "OCTAVO_THREADS" in environ:
+def _shares(options: PlanOptions, environ: Mapping[str, str]) -> list[str]:
+    """Divide the machine among several executors: each would take all cores and most of the free memory."""
+    if options.num_executors == 1:
         return []
-    return ["--threads", str(max(1, (os.cpu_count() or 1) // options.num_executors))]
+    flags = []
+    if "threads" not in options.extra and variable_of(ExecutorSettings, "threads") not in environ:
+        flags += ["--threads", str(max(1, (os.cpu_count() or 1) // options.num_executors))]
+    if "kv_memory" not in options.extra and variable_of(ExecutorSettings, "kv_memory") not in environ:
+        flags += ["--kv-memory", str(int(_available_memory() * _KV_SHARE / options.num_executors))]
+    return flags
+
+
+def _available_memory() -> int:
+    """Return the bytes that programs can still take, by /proc/meminfo (proc(5))."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def _first(*values: int | None) -> int:

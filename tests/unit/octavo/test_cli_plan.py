@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 from gguf_samples import byte_level_metadata, write_gguf
 
@@ -63,17 +64,21 @@ def test_flags_reach_the_services_that_know_them(model: PreparedModel) -> None:
     assert (settings["executor-0"].dtype, settings["executor-0"].kv_memory) == ("float32", 64 << 20)
 
 
-def test_several_executors_share_the_cores(model: PreparedModel) -> None:
-    """Each would take all cores by itself; a choice of the user's stays as it is."""
+def test_several_executors_share_cores_and_memory(model: PreparedModel) -> None:
+    """Each would take all cores and most of the memory by itself; a choice of the user's stays as it is."""
     cores = os.cpu_count() or 1
     one = settings_of(plan_cell(model, PlanOptions(**FREE), {}))
     assert one["executor-0"].threads is None
     two = settings_of(plan_cell(model, PlanOptions(num_executors=2, **FREE), {}))
     assert two["executor-1"].threads == max(1, cores // 2)
-    chosen = settings_of(plan_cell(model, PlanOptions(num_executors=2, extra={"threads": "7"}, **FREE), {}))
-    assert chosen["executor-1"].threads == 7
-    by_variable = plan_cell(model, PlanOptions(num_executors=2, **FREE), {"OCTAVO_THREADS": "7"})
-    assert "--threads" not in by_variable.services[-1].command
+    assert one["executor-0"].kv_memory is None
+    assert 0 < two["executor-0"].kv_memory == two["executor-1"].kv_memory < psutil.virtual_memory().total // 4
+    extra = {"threads": "7", "kv_memory": "1MiB"}
+    chosen = settings_of(plan_cell(model, PlanOptions(num_executors=2, extra=extra, **FREE), {}))
+    assert (chosen["executor-1"].threads, chosen["executor-1"].kv_memory) == (7, 1 << 20)
+    variables = {"OCTAVO_THREADS": "7", "OCTAVO_KV_MEMORY": "1MiB"}
+    by_variable = plan_cell(model, PlanOptions(num_executors=2, **FREE), variables)
+    assert {"--threads", "--kv-memory"}.isdisjoint(by_variable.services[-1].command)
 
 
 @pytest.mark.parametrize("service", ["gateway", "scheduler", "executor"])
