@@ -58,6 +58,11 @@ class ModelRunner:
         self._limits = limits
 
     @property
+    def limits(self) -> Limits:
+        """What it can hold and run."""
+        return self._limits
+
+    @property
     def num_sequences(self) -> int:
         """Live stays."""
         return len(self._table)

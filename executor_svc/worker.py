@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Thread
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from executor_svc.batch import StepBatch, StepFailureReason, StepResult
 
@@ -22,9 +22,6 @@ logger = logging.getLogger(__name__)
 class StepRunner(Protocol):
     """What the thread drives. All of it runs on the thread."""
 
-    def warm_up(self) -> None:
-        """Pay the costs of the first steps before there is a session."""
-
     def reset(self) -> None:
         """Forget every sequence."""
 
@@ -33,6 +30,9 @@ class StepRunner(Protocol):
 
     def refuse(self, batch: StepBatch) -> StepResult:
         """Answer a step that was in flight behind a failed one, without running it."""
+
+
+RunnerType = TypeVar("RunnerType", bound=StepRunner)
 
 
 @dataclass(frozen=True)
@@ -98,29 +98,45 @@ class _Step:
 class Worker:
     """The device thread."""
 
-    def __init__(self, runner: StepRunner) -> None:
-        self._runner = runner
+    def __init__(self) -> None:
+        self._runner: StepRunner
         self._queue: SimpleQueue[_Begin | _Step | None] = SimpleQueue()
-        # Not a daemon: the interpreter must not go away under a running kernel.
-        self._thread = Thread(target=self._main, name="device", daemon=False)
+        self._thread: Thread
         self._loop: asyncio.AbstractEventLoop
-        self._warm = asyncio.Event()
+        self._ready = asyncio.Event()
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
 
     @property
     def alive(self) -> bool:
         """Whether steps are being run."""
-        return self._warm.is_set() and not self._ended.is_set()
+        return self._ready.is_set() and not self._ended.is_set()
 
-    async def start(self) -> None:
-        """Start the thread and wait for the warm-up. Raises what the warm-up raised; then the thread has ended."""
+    async def start(self, load: Callable[[], RunnerType]) -> RunnerType:
+        """Start the thread, and have it load what it is to drive; return that. Raises what `load` raised, the thread
+        ended.
+
+        Cancelled, it first waits for `load` to end, which nothing can hurry, and for the thread.
+        """
         self._loop = asyncio.get_running_loop()
+        loaded: list[RunnerType] = []
+
+        def load_runner() -> StepRunner:
+            loaded.append(load())
+            return loaded[0]
+
+        # Not a daemon: the interpreter must not go away under a running kernel.
+        self._thread = Thread(target=self._main, args=(load_runner,), name="device", daemon=False)
         self._thread.start()
-        await self._warm.wait()
+        try:
+            await self._ready.wait()
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
         if self._error is not None:
             self._thread.join()
             raise self._error
+        return loaded[0]
 
     def open(self, number: int, deliver: Callable[[SessionEvent], None]) -> Session:
         """Open a session behind all work queued so far; SessionReady is its first event. The one before is closed."""
@@ -139,17 +155,21 @@ class Worker:
         await self._ended.wait()
         self._thread.join()
 
-    def _main(self) -> None:
+    def _main(self, load: Callable[[], StepRunner]) -> None:
         try:
-            self._runner.warm_up()
-            self._tell(self._warm.set)
-            self._work()
+            self._runner = load()
         except BaseException as error:
-            logger.critical("the device thread died", exc_info=error)
             self._error = error
-        finally:
-            self._tell(self._ended.set)
-            self._tell(self._warm.set)
+        else:
+            self._tell(self._ready.set)
+            try:
+                self._work()
+            except BaseException as error:
+                logger.critical("the device thread died", exc_info=error)
+                self._error = error
+        # In this order: whoever waits for the start must find that the thread has ended.
+        self._tell(self._ended.set)
+        self._tell(self._ready.set)
 
     def _work(self) -> None:
         failures = 0

@@ -11,16 +11,16 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+from fakes_executor import RecallModel, make_limits, make_runner
 
 from executor_svc.batch import ExecutorInfo, StepBatch
 from executor_svc.servicer import ExecutorService
-from executor_svc.worker import Session, SessionEvent, StepRunner, Worker
+from executor_svc.worker import Session, SessionEvent, Worker
 from octavo.internal.executor.v1 import executor_pb2 as pb
 from octavo.internal.executor.v1 import executor_pb2_grpc, sequence_pb2
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import ServiceError, from_rpc_error
 from octavo.rpc.server import RpcServer
-from tests.fakes_executor import RecallModel, make_limits, make_runner
 
 TIMEOUT = 10.0
 INFO = ExecutorInfo("ab" * 16, "cell-a", "tiny", "rev", "tok", "finger", make_limits())
@@ -64,8 +64,8 @@ class Peer:
 class WatchedWorker(Worker):
     """A worker that tells when a session is opened and which steps were handed over."""
 
-    def __init__(self, runner: StepRunner) -> None:
-        super().__init__(runner)
+    def __init__(self) -> None:
+        super().__init__()
         self.opened = asyncio.Event()
         self.submitted: asyncio.Queue[int] = asyncio.Queue()
 
@@ -89,7 +89,7 @@ class Stack:
     def __init__(self) -> None:
         self.before_forward: Callable[[int], None] = lambda number: None
         self.model = RecallModel(61, before_forward=lambda number: self.before_forward(number))
-        self.worker = WatchedWorker(make_runner(make_limits(), self.model))
+        self.worker = WatchedWorker()
         self.servicer = ExecutorService(INFO, self.worker)
         self.rpc = RpcServer("127.0.0.1", 0)
         self.stub: executor_pb2_grpc.ExecutorServiceStub
@@ -102,7 +102,7 @@ class Stack:
 async def _stack() -> AsyncIterator[Stack]:
     before = set(asyncio.all_tasks())
     stack = Stack()
-    await stack.worker.start()
+    await stack.worker.start(lambda: make_runner(make_limits(), stack.model))
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(stack.servicer, stack.rpc.server)
     await stack.rpc.start("octavo.internal.executor.v1.ExecutorService")
     async with open_channel(f"127.0.0.1:{stack.rpc.port}") as channel:

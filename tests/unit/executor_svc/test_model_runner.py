@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fakes_executor import Driver, RecallModel, make_limits, make_runner, make_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from executor_svc.batch import (
     StepResult,
 )
 from executor_svc.model_runner import ModelRunner
-from tests.fakes_executor import Driver, RecallModel, make_limits, make_runner, make_sequence
 
 RANDOM = SamplingParams(temperature=1.0, seed=11)
 PENALIZED = SamplingParams(temperature=0.0, repetition_penalty=2.0, presence_penalty=0.3, frequency_penalty=0.4)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fakes_executor import make_limits, make_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_svc.batch import NewSequence, SamplingParams
 from executor_svc.sampler_state import SamplerState, TokenCounts
 from executor_svc.sequence_state import ENDED, UNKNOWN, SequenceTable
-from tests.fakes_executor import make_limits, make_sequence
 
 PENALIZED = SamplingParams(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.1)
 

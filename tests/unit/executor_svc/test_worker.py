@@ -24,13 +24,14 @@ class ScriptedRunner:
         self.gates: dict[int, threading.Event] = {}
         self.running = threading.Event()
         self.failing: set[int] = set()
-        self.warm_up_error: Exception | None = None
+        self.load_error: Exception | None = None
         self.fatal_step = 0
 
-    def warm_up(self) -> None:
-        self._note("warm_up", 0)
-        if self.warm_up_error is not None:
-            raise self.warm_up_error
+    def load(self) -> ScriptedRunner:
+        self._note("load", 0)
+        if self.load_error is not None:
+            raise self.load_error
+        return self
 
     def reset(self) -> None:
         self._note("reset", 0)
@@ -61,8 +62,8 @@ def _runner() -> ScriptedRunner:
 
 @pytest_asyncio.fixture(name="worker")
 async def _worker(runner: ScriptedRunner) -> AsyncIterator[Worker]:
-    worker = Worker(runner)
-    await worker.start()
+    worker = Worker()
+    assert await worker.start(runner.load) is runner
     yield worker
     for gate in runner.gates.values():
         gate.set()
@@ -91,7 +92,7 @@ async def test_events_come_in_order_from_one_thread(runner: ScriptedRunner, work
     results = [await _next(events) for _ in range(3)]
     assert [result.step for result in results if isinstance(result, StepResult)] == [1, 2, 3]
     assert all(result.timings.queue > 0 for result in results if isinstance(result, StepResult))
-    assert runner.calls == [("warm_up", 0), ("reset", 0), ("run", 1), ("run", 2), ("run", 3)]
+    assert runner.calls == [("load", 0), ("reset", 0), ("run", 1), ("run", 2), ("run", 3)]
     assert runner.threads == {"device"}
 
 
@@ -168,13 +169,34 @@ async def test_two_failures_in_flight(runner: ScriptedRunner, worker: Worker) ->
 
 
 @pytest.mark.asyncio
-async def test_warm_up_failure_is_raised(runner: ScriptedRunner) -> None:
-    """An error of the warm-up comes out of start, the worker is not alive, and its thread has ended."""
-    runner.warm_up_error = RuntimeError("no such device")
-    worker = Worker(runner)
+async def test_a_failed_load_is_raised(runner: ScriptedRunner) -> None:
+    """An error of the load comes out of start, the worker is not alive, and its thread has ended."""
+    runner.load_error = RuntimeError("no such device")
+    worker = Worker()
     with pytest.raises(RuntimeError, match="no such device"):
-        await worker.start()
+        await worker.start(runner.load)
     assert not worker.alive
+    assert "device" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_start_leaves_no_thread(runner: ScriptedRunner) -> None:
+    """Cancelling start while the load runs lets the load end, then the thread, then start."""
+    gate, loading = threading.Event(), threading.Event()
+
+    def load() -> ScriptedRunner:
+        loading.set()
+        assert gate.wait(TIMEOUT)
+        return runner
+
+    start = asyncio.create_task(Worker().start(load))
+    assert await asyncio.to_thread(loading.wait, TIMEOUT)
+    start.cancel()
+    await asyncio.sleep(0)
+    assert not start.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await start
     assert "device" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -182,8 +204,8 @@ async def test_warm_up_failure_is_raised(runner: ScriptedRunner) -> None:
 async def test_death_is_told(runner: ScriptedRunner) -> None:
     """An exception outside a step's own errors ends the thread; whoever waits learns of it, and stop still returns."""
     runner.fatal_step = 1
-    worker = Worker(runner)
-    await worker.start()
+    worker = Worker()
+    await worker.start(runner.load)
     assert worker.alive
     worker.open(1, lambda event: None).submit(StepBatch(1, 1))
     error = await asyncio.wait_for(worker.wait_ended(), TIMEOUT)
@@ -196,8 +218,8 @@ async def test_death_is_told(runner: ScriptedRunner) -> None:
 async def test_stop_joins_the_thread(runner: ScriptedRunner) -> None:
     """stop waits for the running step, then no device thread is left and nothing died."""
     runner.gates[1] = threading.Event()
-    worker = Worker(runner)
-    await worker.start()
+    worker = Worker()
+    await worker.start(runner.load)
     session = worker.open(1, lambda event: None)
     session.submit(StepBatch(1, 1))
     session.submit(StepBatch(1, 2))
@@ -220,8 +242,8 @@ def test_the_thread_outlives_a_closed_loop(runner: ScriptedRunner) -> None:
     runner.gates[1] = threading.Event()
 
     async def leave() -> Worker:
-        worker = Worker(runner)
-        await worker.start()
+        worker = Worker()
+        await worker.start(runner.load)
         worker.open(1, lambda event: None).submit(StepBatch(1, 1))
         await _running(runner)
         return worker

@@ -1,0 +1,25 @@
+"""Starts the executor: python -m executor_svc."""
+
+from __future__ import annotations
+
+from executor_svc.models import ModelLoadError
+from executor_svc.server import serve
+from octavo.models import ModelError
+from octavo.rpc.server import PortTakenError, run
+from octavo.rpc.settings import SettingsError, stop_with
+from octavo.rpc.telemetry import configure_logging
+from octavo.settings import ExecutorSettings, load
+
+
+def main() -> int:
+    """Read the settings and run until told to stop."""
+    settings = load(ExecutorSettings)
+    configure_logging("executor", settings.log_level)
+    try:
+        return run(serve(settings))
+    except (ModelError, ModelLoadError, PortTakenError, SettingsError) as error:
+        stop_with("executor", error)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

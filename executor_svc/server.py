@@ -1,0 +1,226 @@
+"""Wiring of the executor, and the order of its start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Awaitable
+
+import grpc
+import torch
+
+from executor_svc.batch import ExecutorInfo
+from executor_svc.capacity import Wanted, plan_limits
+from executor_svc.cpu_features import cpu_features, resolve_dtype
+from executor_svc.fingerprint import fingerprint
+from executor_svc.kernels import KernelSet, build_kernels
+from executor_svc.kv_cache import KVCache, block_bytes
+from executor_svc.memory import available_memory, default_kv_memory
+from executor_svc.model_runner import ModelRunner
+from executor_svc.models import load_model
+from executor_svc.sampler import Sampler
+from executor_svc.servicer import ExecutorService
+from executor_svc.worker import Worker
+from octavo.internal.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
+from octavo.models import PreparedModel, open_prepared
+from octavo.rpc.errors import ServiceError
+from octavo.rpc.server import RpcServer, wait_for_signal
+from octavo.rpc.settings import SettingsError
+from octavo.settings import ExecutorSettings
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "octavo.internal.executor.v1.ExecutorService"
+
+STOP_GRACE = 1.0
+"""Seconds for calls to end by themselves at the stop. Sessions need milliseconds; a health watch never ends."""
+
+RETRY_DELAY = 1.0
+"""Seconds after which a scheduler may look again for an executor that stops."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+
+class ExecutorServer:
+    """One executor. `start` loads the model, then listens; `run` serves until told to stop."""
+
+    def __init__(self, settings: ExecutorSettings) -> None:
+        self._settings = settings
+        self._worker = Worker()
+        self._rpc = RpcServer(settings.bind, settings.port)
+        self._servicer: ExecutorService
+        self._watch: asyncio.Task[int]
+
+    @property
+    def port(self) -> int:
+        """The port in use, once started."""
+        return self._rpc.port
+
+    async def start(self) -> None:
+        """Load, warm up, listen, and only then say SERVING.
+
+        Raises SettingsError (a setting that does not fit), ModelError, ModelLoadError and PortTakenError; then
+        nothing is left running.
+        """
+        settings = self._settings
+        device = _device(settings.device)
+        dtype = resolve_dtype(settings.dtype, device, cpu_features())
+        kernels = _kernels(settings.kernels)
+        prepared = open_prepared(settings.model)
+        prepared.check_weights()
+        runner = await self._worker.start(lambda: _load(settings, prepared, dtype, device, kernels))
+        try:
+            info = _info(settings, prepared, dtype, runner)
+            self._servicer = ExecutorService(info, self._worker)
+            add_ExecutorServiceServicer_to_server(self._servicer, self._rpc.server)
+            await self._rpc.start(SERVICE_NAME)
+        except BaseException:
+            await self._worker.stop()
+            raise
+        self._watch = asyncio.create_task(self._watch_worker())
+        for name in ("", SERVICE_NAME):
+            await self._rpc.health.set(name, True)
+        logger.info("executor serving", extra={"fields": _figures(settings, info, dtype, self.port)})
+
+    async def run(self, stop: Awaitable[object]) -> int:
+        """Serve until `stop` is done or the device thread has died, then stop. Returns the exit code."""
+        stopped = asyncio.ensure_future(stop)
+        try:
+            await asyncio.wait((stopped, self._watch), return_when=asyncio.FIRST_COMPLETED)
+            return self._watch.result() if self._watch.done() else EXIT_OK
+        finally:
+            stopped.cancel()
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Stop: NOT_SERVING first, then streams end with UNAVAILABLE, the device thread goes last."""
+        await self._rpc.health.drain()
+        self._servicer.end_streams(_unavailable("STOPPING", "the executor is stopping"))
+        await self._rpc.stop(STOP_GRACE)
+        await self._worker.stop()
+        await self._watch
+
+    async def _watch_worker(self) -> int:
+        """Wait for the end of the device thread; if it died, say so. Returns the exit code that follows."""
+        error = await self._worker.wait_ended()
+        if error is None:
+            return EXIT_OK
+        await self._rpc.health.drain()
+        self._servicer.end_streams(_unavailable("DEVICE_FAILED", "the executor's device thread has died"))
+        return EXIT_FAILED
+
+
+async def serve(settings: ExecutorSettings) -> int:
+    """Run an executor until SIGTERM or SIGINT. Returns the exit code."""
+    server = ExecutorServer(settings)
+    signalled = asyncio.ensure_future(wait_for_signal())
+    start = asyncio.ensure_future(server.start())
+    await asyncio.wait((signalled, start), return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        logger.info("told to stop while loading; stopping when that is done")
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        return EXIT_OK
+    try:
+        start.result()
+    except BaseException:
+        signalled.cancel()
+        await asyncio.gather(signalled, return_exceptions=True)
+        raise
+    code = await server.run(signalled)
+    logger.info("executor stopped", extra={"fields": {"exit_code": code}})
+    return code
+
+
+def _device(name: str) -> torch.device:
+    if name != "cpu":
+        raise SettingsError(f"--device {name}: this executor runs on cpu only")
+    return torch.device(name)
+
+
+def _kernels(name: str) -> KernelSet:
+    try:
+        return build_kernels(name)
+    except ValueError as error:
+        raise SettingsError(f"--kernels {name}: {error}") from None
+
+
+def _load(
+    settings: ExecutorSettings, prepared: PreparedModel, dtype: torch.dtype, device: torch.device, kernels: KernelSet
+) -> ModelRunner:
+    """Load weights, take KV memory, warm up: on the device thread, whose thread pool is made here."""
+    torch.set_num_threads(_num_threads(settings))
+    model = load_model(prepared, dtype, device, kernels)
+    each_block = block_bytes(model.config, settings.block_size, dtype)
+    limits = plan_limits(
+        Wanted(
+            settings.block_size,
+            settings.max_num_seqs,
+            settings.max_num_batched_tokens,
+            settings.max_model_len,
+            settings.kv_memory,
+        ),
+        vocab_size=model.config.vocab_size,
+        max_position_embeddings=min(model.config.max_position_embeddings, prepared.max_position_embeddings),
+        block_bytes=each_block,
+        default_kv_memory=default_kv_memory(),
+    )
+    _warn_of_memory(limits.num_blocks * each_block)
+    kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)
+    runner = ModelRunner(model, kv_cache, Sampler(kernels), limits)
+    runner.warm_up()
+    return runner
+
+
+def _warn_of_memory(kv_bytes: int) -> None:
+    """Pages of the KV memory are taken as they are first written: what does not fit shows only under load."""
+    available = available_memory()
+    if kv_bytes > available:
+        fields = {"kv_bytes": kv_bytes, "available_bytes": available}
+        logger.warning("there is less memory available than --kv-memory takes", extra={"fields": fields})
+
+
+def _num_threads(settings: ExecutorSettings) -> int:
+    return settings.threads or len(os.sched_getaffinity(0))
+
+
+def _info(settings: ExecutorSettings, prepared: PreparedModel, dtype: torch.dtype, runner: ModelRunner) -> ExecutorInfo:
+    return ExecutorInfo(
+        incarnation=secrets.token_hex(16),
+        cell=settings.cell,
+        model_name=prepared.name,
+        model_revision=prepared.revision,
+        tokenizer_hash=prepared.tokenizer_hash,
+        fingerprint=fingerprint(model_revision=prepared.revision, dtype=dtype, kernels=settings.kernels),
+        limits=runner.limits,
+    )
+
+
+def _figures(settings: ExecutorSettings, info: ExecutorInfo, dtype: torch.dtype, port: int) -> dict[str, object]:
+    return {
+        "bind": settings.bind,
+        "port": port,
+        "cell": info.cell,
+        "incarnation": info.incarnation,
+        "model": info.model_name,
+        "model_revision": info.model_revision,
+        "fingerprint": info.fingerprint,
+        "device": settings.device,
+        "dtype": str(dtype).removeprefix("torch."),
+        "kernels": settings.kernels,
+        "threads": _num_threads(settings),
+        "block_size": info.limits.block_size,
+        "num_blocks": info.limits.num_blocks,
+        "kv_tokens": (info.limits.num_blocks - 1) * info.limits.block_size,
+        "max_num_seqs": info.limits.max_num_seqs,
+        "max_num_batched_tokens": info.limits.max_num_batched_tokens,
+        "max_model_len": info.limits.max_model_len,
+        "vocab_size": info.limits.vocab_size,
+    }
+
+
+def _unavailable(reason: str, message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.UNAVAILABLE, reason, message, retry_delay=RETRY_DELAY)
