@@ -44,10 +44,10 @@ async def status_changes(port: int, service: str, count: int) -> list[int]:
     """Return the first `count` statuses that a health watch tells."""
     statuses = []
     async with open_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(TIMEOUT):
-        async for response in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service)):
-            statuses.append(response.status)
-            if len(statuses) == count:
-                break
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+        while len(statuses) < count:
+            statuses.append((await call.read()).status)
+        call.cancel()
     return statuses
 
 
