@@ -1,12 +1,11 @@
-"""Hypothesis strategies for the scheduler's domain: executors and requests small enough to be in trouble all the time."""
+"""Hypothesis strategies for the scheduler: executors and requests small enough to be in trouble all the time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import strategies as st
-
 from fakes import VOCAB_SIZE, make_spec
+from hypothesis import strategies as st
 
 # A request's first two prompt tokens are its counter, so that whatever an executor holds can be told apart.
 _PREFIX = 2

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+from fakes import Cell, make_record, make_spec, undisturbed
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from strategies import RequestPlan, counter_of, executor_specs, request_plans
 
-from fakes import Cell, make_record, make_spec, undisturbed
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, StepFailureReason
 from scheduler_svc.engine import Engine
@@ -19,7 +20,6 @@ from scheduler_svc.policies.base import BaseScheduler, SequenceView
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord
 from scheduler_svc.step_results import MAX_FAILURES
-from strategies import RequestPlan, counter_of, executor_specs, request_plans
 
 NO_LIMIT = 1 << 30
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from fakes import make_record
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fakes import make_record
 from scheduler_svc.block_pool import OutOfBlocksError
 from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.sequence import LiveRequest, Sequence
