@@ -5,16 +5,9 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 import pytest
-from wire_fakes import (
-    MODEL,
-    REVISION,
-    FakeExecutor,
-    FakeGateway,
-    Outcome,
-    expected_tokens,
-    running_scheduler,
-    submit_message,
-)
+from wire_executor import MODEL, REVISION, FakeExecutor, expected_tokens
+from wire_gateway import FakeGateway, Outcome, submit_message
+from wire_scheduler import running_scheduler
 
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.rpc.errors import from_rpc_error

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from wire_fakes import Watched
+from wire_executor import Watched
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import (

@@ -179,7 +179,7 @@ def test_numbers_go_on_after_a_stream_is_discarded() -> None:
 
 @given(st.lists(st.sampled_from(["step", "end", "write", "ack", "rewind"]), max_size=80), st.randoms())
 def test_what_arrives_is_complete_and_in_order(actions: list[str], draw: object) -> None:
-    """Whatever the order of steps, writes, acknowledgements and new streams, every token and end arrives once, in order.
+    """Whatever the order of steps, writes, acknowledgements and new streams, each token and end comes once, in order.
 
     The gateway drops frames whose number it has had.
     """

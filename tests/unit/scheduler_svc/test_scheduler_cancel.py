@@ -6,7 +6,9 @@ import logging
 import random
 
 import pytest
-from wire_fakes import FakeExecutor, FakeGateway, RunningScheduler, expected_tokens, running_scheduler
+from wire_executor import FakeExecutor, expected_tokens
+from wire_gateway import FakeGateway
+from wire_scheduler import RunningScheduler, running_scheduler
 
 from octavo.internal.scheduler.v1 import scheduler_pb2
 

@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_fakes import submit_message
+from wire_gateway import submit_message
 
 from octavo.internal.executor.v1 import executor_pb2, sequence_pb2
 from octavo.internal.scheduler.v1 import scheduler_pb2

@@ -6,13 +6,9 @@ import logging
 
 import grpc
 import pytest
-from wire_fakes import (
-    REVISION,
-    FakeExecutor,
-    FakeGateway,
-    expected_tokens,
-    running_scheduler,
-)
+from wire_executor import REVISION, FakeExecutor, expected_tokens
+from wire_gateway import FakeGateway
+from wire_scheduler import running_scheduler
 
 from octavo.internal.executor.v1 import executor_pb2
 

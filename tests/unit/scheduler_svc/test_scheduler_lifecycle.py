@@ -16,15 +16,9 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from wire_fakes import (
-    MODEL,
-    TIMEOUT,
-    FakeExecutor,
-    FakeGateway,
-    RunningScheduler,
-    expected_tokens,
-    running_scheduler,
-)
+from wire_executor import MODEL, TIMEOUT, FakeExecutor, expected_tokens
+from wire_gateway import FakeGateway
+from wire_scheduler import RunningScheduler, running_scheduler
 
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import from_rpc_error

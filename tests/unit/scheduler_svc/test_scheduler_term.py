@@ -7,7 +7,8 @@ import time
 
 import grpc
 import pytest
-from wire_fakes import FakeExecutor, expected_tokens, running_scheduler
+from wire_executor import FakeExecutor, expected_tokens
+from wire_scheduler import running_scheduler
 
 from scheduler_svc.server import EXIT_STALE
 from scheduler_svc.term import StaleTermError, Term
