@@ -26,6 +26,9 @@ from octavo.rpc.telemetry import bind_request
 
 logger = logging.getLogger(__name__)
 
+_SLACK = 0.05
+"""Seconds between a client's timer and ours that are the network's."""
+
 
 class Scheduler(Protocol):
     """What a request needs of the scheduler. Neither call waits: what a connection loses, the next one makes good."""
@@ -197,7 +200,12 @@ class Generator:
             logger.info("request finished", extra={"fields": self._fields_of_finished(request, outcome)})
 
     def _is_late(self, request: LiveRequest) -> bool:
-        return request.deadline is not None and self._clock() >= request.deadline
+        """Tell whether a request that is being ended has run out of time."""
+        if request.deadline is None:
+            return False
+        # A client's own timer fires first, and its cancel does not say why: deadlines travel rounded up by a percent.
+        slack = _SLACK + 0.02 * (request.deadline - request.accepted_at)
+        return self._clock() >= request.deadline - slack
 
     def _cancel_reason(self, request: LiveRequest) -> CancelReason:
         if self._live.is_closed:

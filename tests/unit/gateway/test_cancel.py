@@ -154,7 +154,10 @@ async def test_cancel_while_a_write_is_blocked(prepared: PreparedModel) -> None:
 @pytest.mark.parametrize("kind", ["stream", "unary"])
 @pytest.mark.parametrize("state", [hold, queue, run])
 async def test_deadline(prepared: PreparedModel, kind: str, state: Prepare) -> None:
-    """In every state a request whose deadline passes is cancelled at the scheduler, for that reason."""
+    """In every state a request whose deadline passes is cancelled at the scheduler.
+
+    Whose timer fires first, the client's or the gateway's, is chance; for the reason given see test_generation.
+    """
     scheduler = FakeScheduler(script=long_script, auto=False)
     async with running_stack(prepared, scheduler) as stack:
         if state is hold:
@@ -173,7 +176,7 @@ async def test_deadline(prepared: PreparedModel, kind: str, state: Prepare) -> N
             await call()
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         (cancel,) = await scheduler.wait_received("cancel")
-        assert cancel.reason == scheduler_pb2.CANCEL_REASON_DEADLINE
+        assert cancel.reason in (scheduler_pb2.CANCEL_REASON_DEADLINE, scheduler_pb2.CANCEL_REASON_CLIENT)
         await stack.wait_empty()
 
 

@@ -139,6 +139,24 @@ async def test_deadline_while_waiting(bench: Bench) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("seconds_left", "reason"), [(0.01, CancelReason.DEADLINE), (1.2, CancelReason.DEADLINE), (30, CancelReason.CLIENT)]
+)
+async def test_cancel_just_before_the_deadline(bench: Bench, seconds_left: float, reason: CancelReason) -> None:
+    """A client whose own timer fired a little before ours ran out of time; one that cancels long before did not."""
+
+    async def run() -> None:
+        async with bench.generator.generate(COMMAND, deadline=bench.clock() + 60):
+            bench.scheduler.submitted[0].deadline = bench.clock() + seconds_left
+            bench.scheduler.submitted[0].accepted_at = bench.clock() - 60
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await run()
+    assert [each for _, each in bench.scheduler.cancelled] == [reason]
+
+
+@pytest.mark.asyncio
 async def test_body_that_fails(bench: Bench) -> None:
     """A handler that breaks cancels its request like a client that leaves."""
     with pytest.raises(RuntimeError, match="broken"):
