@@ -1,4 +1,6 @@
-"""A model driven through paged memory by hand: ragged rows, scattered blocks, memory full of NaN. No scheduler, no sampler."""
+"""A model driven through paged memory by hand: ragged rows, scattered blocks, memory full of NaN. No scheduler, no
+sampler.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,184 @@
+"""The decoder's small ops: the reference against transformers and float64, every set against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from executor_svc.kernels import KERNEL_SETS, KernelSet, build_kernels
+
+ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 64)
+TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
+
+each_set = pytest.mark.parametrize("kernels", [build_kernels(name) for name in KERNEL_SETS], ids=KERNEL_SETS)
+each_dtype = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=["float32", "bfloat16"])
+
+
+@pytest.fixture(autouse=True)
+def nan_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fresh memory holds NaN, so that an output that nobody wrote shows."""
+
+    def filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def fill(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return fill
+
+    monkeypatch.setattr(torch, "empty", filled(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+    monkeypatch.setattr(Tensor, "new_empty", filled(Tensor.new_empty))
+    with torch.inference_mode():
+        yield
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def _check(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected.double(), **TOLERANCES[dtype])
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 8), (17, 33), (48, 64), (130, 96)])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+def test_linear(
+    kernels: KernelSet, dtype: torch.dtype, rows: int, out_features: int, in_features: int, has_bias: bool
+) -> None:
+    """A packed weight gives x @ weight.T + bias as float64 does, at any number of rows, and leaves x alone."""
+    x = _random(rows, in_features, dtype=dtype)
+    weight = _random(out_features, in_features, dtype=dtype, seed=1, scale=in_features**-0.5)
+    bias = _random(out_features, dtype=dtype, seed=2) if has_bias else None
+    expected = x.double() @ weight.double().T + (bias.double() if bias is not None else 0)
+    before = x.clone()
+    _check(kernels.pack_linear(weight, bias)(x), expected, dtype)
+    assert torch.equal(x, before)
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("hidden", [8, 33, 576])
+@pytest.mark.parametrize("rows", ROWS)
+def test_rms_norm(kernels: KernelSet, dtype: torch.dtype, rows: int, hidden: int) -> None:
+    """RMSNorm is transformers' own, computed in float64, and leaves x alone."""
+    x, weight = _random(rows, hidden, dtype=dtype, scale=3.0), _random(hidden, dtype=dtype, seed=1)
+    module = LlamaRMSNorm(hidden, eps=1e-5).double()
+    module.weight.data = weight.double()
+    before = x.clone()
+    wide = x.double()
+    expected = weight.double() * wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    _check(kernels.rms_norm(x, weight, 1e-5), expected, dtype)
+    torch.testing.assert_close(module(wide).double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(x, before)
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("rows", ROWS)
+def test_add_rms_norm(kernels: KernelSet, dtype: torch.dtype, rows: int) -> None:
+    """The residual becomes the rounded sum, in place; the result is the norm of that sum; x is left alone."""
+    x, residual = _random(rows, 96, dtype=dtype), _random(rows, 96, dtype=dtype, seed=1)
+    weight = _random(96, dtype=dtype, seed=2)
+    total, before = residual + x, x.clone()
+    normed = kernels.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(residual, total)
+    assert torch.equal(x, before)
+    _check(normed, kernels.rms_norm(total, weight, 1e-6), dtype)
+
+
+@each_set
+def test_rms_norm_of_zeros_is_zero(kernels: KernelSet) -> None:
+    """A row of zeros gives zeros, not NaN."""
+    assert torch.equal(kernels.rms_norm(torch.zeros(3, 8), torch.ones(8), 1e-5), torch.zeros(3, 8))
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("intermediate", [1, 17, 96])
+@pytest.mark.parametrize("rows", ROWS)
+def test_silu_and_mul(kernels: KernelSet, dtype: torch.dtype, rows: int, intermediate: int) -> None:
+    """The first half goes through SiLU and multiplies the second, large magnitudes included."""
+    gate_up = _random(rows, 2 * intermediate, dtype=dtype, scale=8.0)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = gate * torch.sigmoid(gate) * up
+    _check(kernels.silu_and_mul(gate_up), expected, dtype)
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("head_dim", [2, 10, 64, 128])
+@pytest.mark.parametrize(("rows", "num_heads"), [(1, 1), (17, 12), (33, 5)])
+def test_rotary_embedding(kernels: KernelSet, dtype: torch.dtype, rows: int, num_heads: int, head_dim: int) -> None:
+    """Heads are turned as transformers turns them, also where they are part of a wider projection."""
+    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim)
+    positions = torch.arange(rows) * 7
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    merged = _random(rows, num_heads + 3, head_dim, dtype=dtype)
+    x, before = merged[:, 1 : 1 + num_heads], merged.clone()
+    expected, _ = apply_rotary_pos_emb(x.float().transpose(0, 1)[None], x.float().transpose(0, 1)[None], cos, sin)
+    half = head_dim // 2
+    turned = kernels.rotary_embedding(x, cos[0, :, :half], sin[0, :, :half])
+    assert turned.is_contiguous()
+    _check(turned, expected[0].transpose(0, 1), dtype)
+    assert torch.equal(merged, before)
+
+
+@each_set
+@each_dtype
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("rows", ROWS)
+def test_write_kv(kernels: KernelSet, dtype: torch.dtype, rows: int, block_size: int) -> None:
+    """Exactly the named slots change, bit for bit to what was given; NaN elsewhere stays."""
+    num_slots = 128
+    caches = [torch.empty(num_slots // block_size, block_size, 3, 10, dtype=dtype) for _ in range(2)]
+    merged = _random(rows, 9, 10, dtype=dtype)
+    key, value = merged[:, 3:6], merged[:, 6:]
+    slots = (torch.randperm(num_slots - block_size, generator=torch.Generator().manual_seed(3)) + block_size)[:rows]
+    kernels.write_kv(key, value, *caches, slots)
+    untouched = torch.ones(num_slots, dtype=torch.bool).index_fill_(0, slots, False)
+    for cache, written in zip(caches, (key, value), strict=True):
+        flat = cache.view(num_slots, 3, 10)
+        assert torch.equal(flat[slots], written)
+        assert flat[untouched].isnan().all()
+
+
+@each_set
+def test_padding_is_written_to_the_null_block_only(kernels: KernelSet) -> None:
+    """Tokens whose slots all lie in block 0, even the same one, change nothing outside it."""
+    keys, values = torch.zeros(4, 16, 2, 8), torch.zeros(4, 16, 2, 8)
+    padding = torch.full((5, 2, 8), torch.nan)
+    kernels.write_kv(padding, padding, keys, values, torch.tensor([0, 0, 3, 0, 15]))
+    for cache in (keys, values):
+        assert torch.equal(cache[1:], torch.zeros(3, 16, 2, 8))
+
+
+def test_unknown_kernel_set_is_an_error() -> None:
+    """A set that does not exist is refused with the names of those that do."""
+    with pytest.raises(ValueError, match="unknown kernel set 'trition'; known: reference, cpu"):
+        build_kernels("trition")
+
+
+@each_set
+def test_a_set_has_every_op(kernels: KernelSet) -> None:
+    """Every field but the name is a callable: nothing falls back silently."""
+    ops = {field: value for field, value in vars(kernels).items() if field != "name"}
+    assert all(callable(op) for op in ops.values())
+    assert len(ops) == 10
+
+
+def test_a_missing_op_is_an_error() -> None:
+    """A set cannot be made without one of its ops."""
+    ops = vars(build_kernels("reference"))
+    del ops["write_kv"]
+    with pytest.raises(TypeError, match="write_kv"):
+        KernelSet(**ops)

@@ -1,0 +1,182 @@
+"""Paged attention: the reference against dense float64, every set against the reference, and nobody reads what is not
+theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from paged import ragged_metadata
+from torch import Tensor
+
+from executor_svc.attention import AttentionMetadata
+from executor_svc.kernels import KERNEL_SETS, KernelSet, build_kernels
+from executor_svc.kernels.paged_attention import cpu
+
+TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+Row = tuple[int, int]
+"""Query tokens, context tokens."""
+
+BATCHES: dict[str, list[Row]] = {
+    "one token": [(1, 1)],
+    "one stream": [(1, 33)],
+    "decode": [(1, context) for context in (1, 15, 16, 17, 31, 32, 33)],
+    "decode, equal lengths": [(1, 32)] * 5,
+    "decode, far apart": [(1, 700), (1, 3), (1, 690), (1, 8), (1, 350), (1, 349), (1, 12)],
+    "prefill": [(query, query) for query in (1, 2, 15, 16, 17, 31, 32, 33)],
+    "chunks": [(16, 17), (15, 31), (17, 48), (33, 100), (2, 33)],
+    "mixed": [(1, 5), (17, 17), (1, 300), (8, 40), (1, 33), (33, 64), (1, 16), (1, 1), (1, 301)],
+}
+HEADS = [(1, 1), (4, 4), (9, 3), (8, 1), (6, 2)]
+
+each_set = pytest.mark.parametrize("kernels", [build_kernels(name) for name in KERNEL_SETS], ids=KERNEL_SETS)
+cpu_set = build_kernels("cpu")
+reference_set = build_kernels("reference")
+
+
+class Problem:
+    """A batch over caches that hold NaN everywhere but in the rows' own contexts, in scattered blocks."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        *,
+        heads: tuple[int, int] = (9, 3),
+        head_dim: int = 64,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        num_heads, num_kv_heads = heads
+        counts = [-(-context // block_size) for _, context in rows]
+        num_blocks = sum(counts) + 3
+        free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
+        tables = [[free.pop() for _ in range(count)] for count in counts]
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        self.key_cache = torch.full(shape, torch.nan, dtype=dtype)
+        self.value_cache = torch.full(shape, torch.nan, dtype=dtype)
+        self.contexts: list[tuple[Tensor, Tensor]] = []
+        for table, (_, context) in zip(tables, rows, strict=True):
+            keys = torch.randn(context, num_kv_heads, head_dim, generator=generator).to(dtype)
+            values = torch.randn(context, num_kv_heads, head_dim, generator=generator).to(dtype)
+            slots = torch.tensor([table[i // block_size] * block_size + i % block_size for i in range(context)])
+            self.key_cache.view(-1, num_kv_heads, head_dim)[slots] = keys
+            self.value_cache.view(-1, num_kv_heads, head_dim)[slots] = values
+            self.contexts.append((keys, values))
+        total = sum(query for query, _ in rows)
+        # Part of a wider tensor, as it is in the model.
+        self.query = torch.randn(total, num_heads + 2, head_dim, generator=generator).to(dtype)[:, :num_heads]
+        self.scale = head_dim**-0.5
+        self.rows = rows
+        self.block_size = block_size
+        self.metadata: AttentionMetadata = ragged_metadata(
+            [(table, context - query, query) for table, (query, context) in zip(tables, rows, strict=True)], block_size
+        )
+
+    def run(self, kernels: KernelSet) -> Tensor:
+        with torch.inference_mode():
+            plan = kernels.plan_attention(self.metadata, self.block_size)
+            return plan(self.query, self.key_cache, self.value_cache, self.scale)
+
+    def dense(self) -> Tensor:
+        """Attention over each row's own tensors, in float64, one query token and head at a time."""
+        out = torch.empty(self.query.shape, dtype=torch.float64)
+        group = self.query.shape[1] // self.key_cache.shape[2]
+        token = 0
+        for (query_len, context_len), (keys, values) in zip(self.rows, self.contexts, strict=True):
+            for position in range(context_len - query_len, context_len):
+                for head in range(self.query.shape[1]):
+                    seen_keys = keys[: position + 1, head // group].double()
+                    weights = (self.scale * seen_keys @ self.query[token, head].double()).softmax(0)
+                    out[token, head] = weights @ values[: position + 1, head // group].double()
+                token += 1
+        return out
+
+
+@each_set
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("batch", list(BATCHES))
+def test_batches(kernels: KernelSet, batch: str, dtype: torch.dtype) -> None:
+    """Every kind of ragged batch gives what dense float64 gives, though all memory around it is NaN."""
+    problem = Problem(BATCHES[batch], heads=(6, 2), head_dim=16, dtype=dtype)
+    out = problem.run(kernels)
+    assert out.dtype == dtype
+    assert out.is_contiguous()
+    torch.testing.assert_close(out.double(), problem.dense(), **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("head_dim", [7, 8, 10, 33, 64, 80, 128])
+@pytest.mark.parametrize("heads", HEADS)
+def test_cpu_head_shapes(heads: tuple[int, int], head_dim: int) -> None:
+    """Any number of heads and any width, odd ones too, agree with the reference."""
+    problem = Problem(BATCHES["mixed"], heads=heads, head_dim=head_dim)
+    torch.testing.assert_close(problem.run(cpu_set), problem.run(reference_set), **TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32])
+def test_cpu_block_sizes(block_size: int) -> None:
+    """Any block size agrees with the reference."""
+    problem = Problem(BATCHES["mixed"], block_size=block_size, head_dim=16)
+    torch.testing.assert_close(problem.run(cpu_set), problem.run(reference_set), **TOLERANCES[torch.float32])
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 80)), min_size=1, max_size=6),
+    decodes=st.lists(st.integers(1, 400), max_size=12),
+)
+def test_cpu_any_batch(rows: list[Row], decodes: list[int]) -> None:
+    """Whatever rows come together, each gets what the reference gives it."""
+    batch = [(query, query + before) for query, before in rows] + [(1, context) for context in decodes]
+    problem = Problem(batch, heads=(4, 2), head_dim=8)
+    torch.testing.assert_close(problem.run(cpu_set), problem.run(reference_set), **TOLERANCES[torch.float32])
+
+
+@each_set
+def test_nothing_is_changed(kernels: KernelSet) -> None:
+    """Caches and query keep their bits, NaN included: masking happens in copies."""
+    problem = Problem(BATCHES["mixed"], head_dim=8)
+    before = [t.clone() for t in (problem.query, problem.key_cache, problem.value_cache)]
+    problem.run(kernels)
+    for tensor, copy in zip((problem.query, problem.key_cache, problem.value_cache), before, strict=True):
+        assert torch.equal(tensor.contiguous().view(torch.int32), copy.contiguous().view(torch.int32))
+
+
+@each_set
+def test_one_plan_serves_every_layer(kernels: KernelSet) -> None:
+    """A plan used on one layer's memory and then on another's leaves no trace of the first."""
+    first, second = (Problem(BATCHES["mixed"], head_dim=8, seed=seed) for seed in (1, 2))
+    second_alone = second.run(kernels)
+    with torch.inference_mode():
+        # The two problems differ in numbers and in block ids, not in shape: take the second's tables for both.
+        plan = kernels.plan_attention(second.metadata, second.block_size)
+        plan(first.query, torch.nan_to_num(first.key_cache), torch.nan_to_num(first.value_cache), first.scale)
+        again = plan(second.query, second.key_cache, second.value_cache, second.scale)
+    assert torch.equal(again, second_alone)
+
+
+@each_set
+def test_a_row_with_nan_harms_no_other(kernels: KernelSet) -> None:
+    """Where one row's own context holds NaN, that row's output is NaN and every other row's is as without it."""
+    rows = BATCHES["decode, equal lengths"] + [(4, 20)]
+    sound, poisoned = Problem(rows, head_dim=8), Problem(rows, head_dim=8)
+    poisoned.value_cache[poisoned.metadata.block_tables[2, 0].item()] = torch.nan
+    expected, out = sound.run(kernels), poisoned.run(kernels)
+    assert out[2].isnan().all()
+    others = [0, 1, 3, 4, 5, 6, 7, 8]
+    assert torch.equal(out[others], expected[others])
+
+
+@given(st.lists(st.integers(1, 9000), max_size=80))
+def test_groups_are_a_partition_within_bounds(context_lens: list[int]) -> None:
+    """Every row is in one group; no group pads or gathers more than it may, unless it is a single row."""
+    groups = cpu.group_rows(range(len(context_lens)), context_lens)
+    assert sorted(row for group in groups for row in group) == list(range(len(context_lens)))
+    for group in groups:
+        longest = max(context_lens[row] for row in group)
+        assert sum(longest - context_lens[row] for row in group) <= cpu.GROUP_PADDING
+        assert len(group) == 1 or len(group) * longest <= cpu.GROUP_TOKENS
