@@ -19,6 +19,8 @@ from scheduler_svc.batch import (
     TokensOut,
 )
 from scheduler_svc.engine import Engine
+from scheduler_svc.policies.base import BaseScheduler
+from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import (
     ChoiceEnd,
     ChoiceRecord,
@@ -380,3 +382,11 @@ class Cell:
                 self.expire()
                 return round_number
         raise AssertionError(f"still at work after {max_rounds} rounds: {self.engine.load()}")
+
+
+def make_cell(*specs: ExecutorSpec, depth: int = 2, policy: BaseScheduler | None = None) -> Cell:
+    """Return a cell with these executors, sessions 1, 2, ..., under FCFS."""
+    cell = Cell(Engine(policy or FcfsScheduler(), depth, orphan_timeout=30.0))
+    for spec in specs:
+        cell.add_executor(spec)
+    return cell

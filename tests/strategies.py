@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from fakes import VOCAB_SIZE, make_spec
 from hypothesis import strategies as st
 
-# A request's first two prompt tokens are its counter, so that whatever an executor holds can be told apart.
-_PREFIX = 2
-
 
 @dataclass(frozen=True)
 class RequestPlan:
@@ -25,14 +22,8 @@ class RequestPlan:
     remaining_deadline: float | None
 
     def prompt(self, counter: int) -> tuple[int, ...]:
-        """The prompt, marked with the request's counter."""
+        """The prompt; it begins with the request's counter, so the KV of one never does for another."""
         return (*divmod(counter, VOCAB_SIZE), *self.prompt_tail)
-
-
-def counter_of(token_ids: tuple[int, ...]) -> int:
-    """Return the counter that a prompt is marked with."""
-    high, low = token_ids[:_PREFIX]
-    return high * VOCAB_SIZE + low
 
 
 # A pool of four slots and more: smaller ones refuse everything.

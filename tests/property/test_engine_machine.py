@@ -11,7 +11,7 @@ from fakes import Cell, make_record, make_spec, undisturbed
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from strategies import RequestPlan, counter_of, executor_specs, request_plans
+from strategies import RequestPlan, executor_specs, request_plans
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, StepFailureReason
@@ -303,7 +303,7 @@ class EngineMachine(RuleBasedStateMachine):
         if batch is None:
             return False
         for new in batch.new_sequences:
-            self.counters[session, new.handle] = counter_of(new.token_ids)
+            self.counters[session, new.handle] = new.request[1]
         return True
 
     def _run(self, session: int, failure: StepFailureReason | None, row_statuses: dict[int, RowStatus]) -> None:
