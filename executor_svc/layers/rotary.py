@@ -87,9 +87,13 @@ class RotaryAngles:
 
 
 def inverse_frequencies(config: RotaryConfig) -> Tensor:
-    """Give the angle that each pair turns by per position, float32 [head_dim / 2]."""
+    """Give the angle that each pair turns by per position, float32 [head_dim / 2].
+
+    A last bit of difference grows with the position, so the operations come in the order that the models' own code has.
+    """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    plain = 1.0 / config.theta**exponents
+    powers = config.theta**exponents
+    plain = 1.0 / powers
     match config.scaling:
         case None:
             return plain
@@ -98,18 +102,19 @@ def inverse_frequencies(config: RotaryConfig) -> Tensor:
         case FrequencyFactors(factors):
             return plain / torch.tensor(factors, dtype=torch.float32)
         case Llama3Scaling() as scaling:
-            return _llama3(plain, scaling)
+            wavelengths = 2 * math.pi / plain
+            turns = scaling.original_max_position_embeddings / wavelengths
+            kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            kept = kept.clamp(0, 1)
+            return (1 - kept) * plain / scaling.factor + kept * plain
         case YarnScaling() as scaling:
-            return _yarn(plain, scaling, config)
+            kept = _yarn_kept(scaling, config)
+            return 1.0 / (scaling.factor * powers) * (1 - kept) + plain * kept
 
 
-def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return _mix(plain, plain / scaling.factor, kept)
+def _yarn_kept(scaling: YarnScaling, config: RotaryConfig) -> Tensor:
+    """Give the share, 0 to 1, by which each pair keeps its frequency."""
 
-
-def _yarn(plain: Tensor, scaling: YarnScaling, config: RotaryConfig) -> Tensor:
     def pair_that_turns(times: float) -> float:
         wavelength = scaling.original_max_position_embeddings / (2 * math.pi * times)
         return config.head_dim * math.log(wavelength) / (2 * math.log(config.theta))
@@ -117,13 +122,8 @@ def _yarn(plain: Tensor, scaling: YarnScaling, config: RotaryConfig) -> Tensor:
     first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    # The upper bound is counted in dimensions, not pairs: so the models were trained.
+    # The upper bound counts dimensions, not pairs: the models were trained so.
     first, last = max(first, 0), min(last, config.head_dim - 1)
     pairs = torch.arange(config.head_dim // 2, dtype=torch.float32)
     scaled = (pairs - first) / (last - first if last != first else 0.001)
-    return _mix(plain, plain / scaling.factor, 1 - scaled)
-
-
-def _mix(plain: Tensor, scaled: Tensor, kept: Tensor) -> Tensor:
-    kept = kept.clamp(0, 1)
-    return scaled * (1 - kept) + plain * kept
+    return 1 - scaled.clamp(0, 1)
