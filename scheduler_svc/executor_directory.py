@@ -82,12 +82,12 @@ class ExecutorDirectory:
     async def run(self) -> NoReturn:
         """Look up and keep the clients running, for ever. Raises an ExceptionGroup of what ended a client."""
         async with asyncio.TaskGroup() as group:
-            first = True
+            are_expected = False
             while True:
                 addresses = await self._look_up()
-                if first:
+                if addresses and not are_expected:
                     self._term.expect(addresses)
-                    first = False
+                    are_expected = True
                 self._reconcile(addresses, group)
                 await asyncio.sleep(self._interval)
 

@@ -6,9 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
-
-import grpc.aio
+from collections.abc import Awaitable, Iterable
 
 from octavo.internal.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from octavo.rpc.channel import open_channel
@@ -42,8 +40,8 @@ EXIT_STALE = 3
 class SchedulerServer:
     """One scheduler. `start` binds, `run` works until told to stop.
 
-    What follows the settings is for tests: an engine of their own, channels and names, the clock at the start (ns), the
-    bound on a gateway's unacknowledged bytes.
+    What follows the settings is for tests: an engine of their own, a name service, the wait for others' terms (seconds),
+    the bound on a gateway's unacknowledged bytes.
     """
 
     def __init__(
@@ -51,9 +49,8 @@ class SchedulerServer:
         settings: SchedulerSettings,
         *,
         engine: Engine | None = None,
-        dial: Callable[[str], grpc.aio.Channel] = open_channel,
         resolver: Resolver = resolve,
-        start_ns: int | None = None,
+        term_patience: float = TERM_PATIENCE,
         output_limit: int = MAX_UNACKNOWLEDGED_BYTES,
     ) -> None:
         self._rpc = RpcServer(settings.bind, settings.port)
@@ -65,7 +62,7 @@ class SchedulerServer:
         self._health = PoolHealth(self._rpc.health, ("", SERVICE_NAME))
         self._engine_loop.watch_pools(self._gateways.pools_changed)
         self._engine_loop.watch_pools(self._health.pools_changed)
-        self._term = Term(time.time_ns() if start_ns is None else start_ns, TERM_PATIENCE)
+        self._term = Term(time.time_ns(), term_patience)
         session_numbers = itertools.count(1)
         incarnations: dict[str, str] = {}
 
@@ -75,7 +72,7 @@ class SchedulerServer:
                 self._engine_loop,
                 self._term,
                 settings.cell,
-                dial=dial,
+                dial=open_channel,
                 session_numbers=session_numbers,
                 incarnations=incarnations,
             )

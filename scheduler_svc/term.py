@@ -2,7 +2,7 @@
 
 The rule: a term is max(start time in ns, highest term told by a peer + 1) and is fixed before the first session.
 Executors tell the highest term they know in Welcome, gateways in Hello. Only what peers say makes up for a clock that
-runs behind a predecessor's, so the term is not fixed before every executor of the first look-up has answered or failed,
+runs behind a predecessor's, so the term is not fixed before every executor of the first answer has spoken or failed,
 or the patience is over; what gateways say until then counts too. From then on a peer that tells a higher term has met a
 newer scheduler: this one is stale, and a stale scheduler must stop, since two would hand out the same blocks.
 """
@@ -37,10 +37,10 @@ class Term:
         self._stale_error: StaleTermError | None = None
 
     def expect(self, peers: Iterable[str]) -> None:
-        """Name the peers whose word is waited for. Called once, after the first look-up."""
+        """Name the peers whose word is waited for, at least one. Called once,
+        after the first look-up that has an answer.
+        """
         self._expected.update(peers)
-        if not self._expected:
-            self._all_heard.set()
 
     def heard(self, peer: str, highest_term: int = 0) -> None:
         """Take in what `peer` told; 0: it could not be asked. Raises StaleTermError where ours is fixed and lower."""

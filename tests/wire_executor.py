@@ -75,10 +75,14 @@ class _Stay:
 
 
 class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
-    """An executor whose steps can be held and whose streams can be broken. Sizes are small so that they bind."""
+    """An executor whose steps can be held and whose streams can be broken. Sizes are small so that they bind.
 
-    def __init__(self, **welcome: Any) -> None:
+    welcome: fields of Welcome. logprob_bytes: size of the columns of each token whose logprobs are asked for.
+    """
+
+    def __init__(self, *, logprob_bytes: int = 4, **welcome: Any) -> None:
         super().__init__()
+        self._logprob_bytes = logprob_bytes
         values: dict[str, Any] = {
             "incarnation": secrets.token_hex(16),
             "cell": "default",
@@ -271,7 +275,7 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
         stay.tokens.append(token)
         result.token_ids.append(token)
         if sampling.HasField("top_logprobs"):
-            columns = sequence_pb2.TokenLogprobColumns(sampled=b"%04d" % token)
+            columns = sequence_pb2.TokenLogprobColumns(sampled=(b"%04d" % token).ljust(self._logprob_bytes))
             result.logprobs.append(executor_pb2.RowLogprobs(row=row, columns=columns))
         num_output = len(stay.tokens) - stay.new.num_prompt_tokens
         stopped = token in stopping.stop_token_ids and num_output > stopping.min_tokens

@@ -59,7 +59,7 @@ async def running_scheduler(*executors: FakeExecutor, **options: Any) -> AsyncIt
 
     options: those of SchedulerSettings, and the keyword arguments of SchedulerServer.
     """
-    names = ("dial", "resolver", "start_ns", "engine", "output_limit")
+    names = ("engine", "resolver", "term_patience", "output_limit")
     arguments = {name: options.pop(name) for name in names if name in options}
     for executor in executors:
         await executor.start()

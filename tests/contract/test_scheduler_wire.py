@@ -348,35 +348,3 @@ async def test_pools_and_load_are_told() -> None:
         [pool] = pools[-1]
         assert (pool.model, pool.model_revision, pool.max_model_len) == (MODEL, REVISION, 256)
         await gateway.until(lambda: any(f.WhichOneof("frame") == "load_report" for f in gateway.frames))
-
-
-@pytest.mark.asyncio
-async def test_a_gateway_that_does_not_keep_up_holds_nobody_up() -> None:
-    """Past the bound its stream ends with RESOURCE_EXHAUSTED and its frames are dropped; others go on meanwhile.
-
-    Attached again it learns that its requests are unknown, submits them, and misses nothing.
-    """
-    async with running_scheduler(FakeExecutor(), output_limit=1500) as scheduler:
-        quick = await scheduler.ready_gateway()
-        slow = await scheduler.gateway(attach=False)
-        slow.acknowledges = False
-        await slow.attach()
-        await slow.submit(1, PROMPT, 200, seed=1)
-        await quick.submit(1, PROMPT, 200, seed=2)
-        status = await slow.ended()
-        assert status is not None
-        error = from_rpc_error(status)
-        assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "GATEWAY_TOO_SLOW")
-        slow.acknowledges = True
-        # What had not left is gone for good: the numbers go on after it.
-        slow.faults.clear()
-        welcome = await slow.attach(live=[1])
-        assert list(welcome.unknown_requests) == [1]
-        outcome = slow.outcomes[1]
-        assert 0 < len(outcome.tokens[0]) < 200
-        await slow.submit(1, PROMPT, 200, seed=1, committed=outcome.tokens[0])
-        await slow.over(1)
-        await quick.over(1)
-        assert outcome.tokens == {0: expected_tokens(PROMPT, 200, seed=1)}
-        assert quick.outcomes[1].tokens == {0: expected_tokens(PROMPT, 200, seed=2)}
-        slow.faults = [fault for fault in slow.faults if not fault.startswith("frame ")]

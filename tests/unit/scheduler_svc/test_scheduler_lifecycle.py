@@ -56,7 +56,7 @@ async def test_health_follows_the_executors(service: str) -> None:
         async def resolver(host: str, port: int) -> list[str]:
             return addresses
 
-        async with running_scheduler(resolver=resolver) as scheduler:
+        async with running_scheduler(resolver=resolver, term_patience=0) as scheduler:
             watch = asyncio.ensure_future(status_changes(scheduler.port, service, 3))
             gateway = await scheduler.gateway()
             addresses = [executor.address]
