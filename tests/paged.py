@@ -79,8 +79,14 @@ class PagedLoop:
             sequence.num_computed += scheduled
         return logits
 
+    def poison(self, sequence: PagedSequence) -> None:
+        """Turn the last computed value of a sequence into NaN, in every layer."""
+        block = sequence.blocks[(sequence.num_computed - 1) // self._cache.block_size]
+        for values in self._cache.values:
+            values[block, (sequence.num_computed - 1) % self._cache.block_size] = torch.nan
+
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int, *, chunk: int) -> list[list[int]]:
-        """Decode greedily. All prompts run in one ragged batch, each by chunks of another size: chunk, chunk + 1, ..."""
+        """Decode greedily, all prompts in one ragged batch, each by chunks of another size: chunk, chunk + 1, ..."""
         sequences = [PagedSequence(list(prompt)) for prompt in prompts]
         wanted = [len(prompt) + num_tokens for prompt in prompts]
         while any(len(s.token_ids) < n for s, n in zip(sequences, wanted, strict=True)):

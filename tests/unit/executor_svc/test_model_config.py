@@ -1,0 +1,164 @@
+"""What config.json may say: defaults, older spellings, and refusals that name the field and what is supported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from executor_svc.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling
+from executor_svc.models import ModelConfig, ModelLoadError, UnsupportedModelError
+from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.registry import FAMILIES, find_family
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+MISTRAL = {"architectures": ["MistralForCausalLM"]}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"]}
+
+
+def _read(**changes: Any) -> ModelConfig:
+    fields = {name: value for name, value in (BASE | changes).items() if value != "absent"}
+    wrapped = ConfigFields(Path("config.json"), fields)
+    return find_family(wrapped).read_config(wrapped)
+
+
+def _rope(**parameters: Any) -> Any:
+    return _read(rope_scaling=parameters).rotary.scaling
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    """Fields that config.json leaves out mean what they mean to transformers."""
+    config = _read()
+    theirs = AutoConfig.for_model("llama", **{k: v for k, v in BASE.items() if k != "architectures"})
+    assert config.num_kv_heads == theirs.num_key_value_heads == 4
+    assert config.head_dim == theirs.head_dim == 16
+    assert config.rms_norm_eps == theirs.rms_norm_eps
+    assert config.rotary.theta == theirs.rope_parameters["rope_theta"]
+    assert config.rotary.scaling is None
+    assert config.tie_word_embeddings is theirs.tie_word_embeddings is False
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (False, False, False)
+
+
+def test_biases_by_family() -> None:
+    """Llama's attention_bias is on all four projections, Qwen2's on three without asking, Mistral has none."""
+    llama = _read(attention_bias=True, mlp_bias=True)
+    assert (llama.qkv_bias, llama.output_bias, llama.mlp_bias) == (True, True, True)
+    qwen2 = _read(**QWEN2)
+    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.mlp_bias) == (True, False, False)
+    mistral = _read(**MISTRAL, sliding_window=None)
+    assert (mistral.qkv_bias, mistral.output_bias, mistral.mlp_bias) == (False, False, False)
+
+
+def test_rotary_spellings() -> None:
+    """rope_parameters and rope_scaling, rope_type and type, theta inside or outside: all are read."""
+    linear = {"factor": 4.0}
+    for fields in (
+        {"rope_scaling": {"type": "linear", **linear}},
+        {"rope_scaling": {"rope_type": "linear", **linear}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, **linear}},
+    ):
+        assert _read(**fields).rotary.scaling == LinearScaling(4.0)
+    assert _read(rope_theta=5e5).rotary.theta == 5e5
+    assert _read(rope_parameters={"rope_type": "default", "rope_theta": 5e5}).rotary.theta == 5e5
+    assert _read(rope_scaling=None).rotary.scaling is None
+    assert _read(rope_scaling={"type": "default"}).rotary.scaling is None
+
+
+def test_rotary_scalings() -> None:
+    """Every scaling's fields arrive, with transformers' defaults for those left out."""
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert _rope(**llama3, original_max_position_embeddings=512) == Llama3Scaling(8.0, 1.0, 4.0, 512)
+    assert _rope(**llama3) == Llama3Scaling(8.0, 1.0, 4.0, 2048)
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 512}
+    assert _rope(**yarn, factor=4.0) == YarnScaling(4.0, 512, attention_factor=pytest.approx(1.1386294361))
+    assert _rope(**yarn) == _rope(**yarn, factor=4.0)
+    assert _rope(**yarn, factor=4.0, attention_factor=0.5).attention_factor == 0.5
+    assert _rope(**yarn, factor=4.0, mscale=1.0, mscale_all_dim=1.0).attention_factor == 1.0
+    assert _rope(**yarn, factor=0.5).attention_factor == 1.0
+    tuned = _rope(**yarn, factor=4.0, beta_fast=16, beta_slow=2, truncate=False)
+    assert (tuned.beta_fast, tuned.beta_slow, tuned.truncate) == (16.0, 2.0, False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        MISTRAL | {"sliding_window": None},
+        MISTRAL | {"sliding_window": 2048},
+        MISTRAL | {"sliding_window": "absent"},
+        QWEN2 | {"sliding_window": 64, "use_sliding_window": False},
+        QWEN2 | {"sliding_window": 2048, "use_sliding_window": True, "max_window_layers": 0},
+        QWEN2 | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
+        QWEN2 | {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"] * 2},
+    ],
+)
+def test_a_window_that_never_bites_is_accepted(fields: dict[str, Any]) -> None:
+    """A sliding window that is off, on no layer, or as wide as the context is no window."""
+    assert _read(**fields).max_position_embeddings == 2048
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, r"architectures \['GemmaForCausalLM'\].*supported: Llama"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config .*gptq"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            r"rope_type 'dynamic'.*default, linear",
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, r"rope_scaling\.type 'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        (
+            MISTRAL | {"sliding_window": 1024},
+            "sliding_window 1024 is not supported; supported: none, or",
+        ),
+        (MISTRAL | {"max_position_embeddings": 8192}, "sliding_window None|sliding_window"),
+        (QWEN2 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "use_sliding_window True"),
+        (
+            QWEN2 | {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["sliding_attention"]},
+            "use_sliding_window True",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused(fields: dict[str, Any], message: str) -> None:
+    """The error names the field, its value and what is supported."""
+    with pytest.raises(UnsupportedModelError, match=message):
+        _read(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": "absent"}, "hidden_size is missing"),
+        ({"vocab_size": 12.5}, r"vocab_size is 12\.5, not a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True, not a whole number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, not a number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', not true or false"),
+        ({"architectures": "absent"}, "architectures is missing"),
+        ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is missing"),
+        ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
+        ({"num_attention_heads": 0}, "num_heads is 0"),
+        ({"head_dim": 15}, "head_dim is 15: rotary positions need an even one"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_an_error(fields: dict[str, Any], message: str) -> None:
+    """A missing field, a wrong kind of value or sizes that do not fit stop the load with the field's name."""
+    with pytest.raises(ModelLoadError, match=message):
+        _read(**fields)
+
+
+def test_every_family_goes_by_its_architecture() -> None:
+    """The registry finds each family under the name that it gives itself."""
+    assert {name: family.architecture for name, family in FAMILIES.items()} == {name: name for name in FAMILIES}
+    assert set(FAMILIES) == {"LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM"}

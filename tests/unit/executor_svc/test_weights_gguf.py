@@ -1,0 +1,196 @@
+"""Loading GGUF files: names, row order, metadata, every element type, and files that are not whole."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from factories import make_llama
+from gguf.quants import dequantize, quantize
+from gguf_models import make_gguf
+from paged import PagedLoop, PagedSequence
+from safetensors.torch import load_file
+from torch import Tensor
+
+from executor_svc.kernels import build_kernels
+from executor_svc.layers.rotary import LinearScaling, RotaryConfig, YarnScaling, inverse_frequencies
+from executor_svc.layers.rotary import Llama3Scaling as Llama3
+from executor_svc.models import load_weights
+from executor_svc.models.loader import describe
+from executor_svc.weights import ModelLoadError, UnsupportedModelError, WeightsError, open_checkpoint
+from executor_svc.weights.gguf_checkpoint import ELEMENT_TYPES
+
+PROMPT = [5, 17, 200, 31, 8, 44, 45, 46]
+SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2}
+
+
+def _logits(path: Path) -> Tensor:
+    model = load_weights(path, torch.float32, torch.device("cpu"), build_kernels("cpu"))
+    return PagedLoop(model).step([(PagedSequence(PROMPT), len(PROMPT))])
+
+
+def _rotary(path: Path) -> RotaryConfig:
+    return describe(open_checkpoint(path))[0].rotary
+
+
+@pytest.mark.parametrize(
+    "variation",
+    [
+        {},
+        {"tie": True},
+        {"head_dim": 24},
+        {"attention_bias": True, "mlp_bias": True},
+        {"architecture": "Qwen2ForCausalLM"},
+        {"architecture": "MistralForCausalLM"},
+        {"rope_theta": 500000.0},
+    ],
+    ids=lambda variation: ", ".join(variation) or "plain",
+)
+def test_a_float32_file_is_the_folder(tmp_path: Path, variation: dict[str, Any]) -> None:
+    """The same model in both formats gives bit-equal logits: names, rotary row order, biases and settings all fit."""
+    folder = make_llama(tmp_path / "folder", **SHAPE, **variation)
+    path = make_gguf(folder, tmp_path / "model.gguf", metadata={"rope.freq_base": variation.get("rope_theta", 1e4)})
+    assert torch.equal(_logits(path), _logits(folder))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_element_types(tmp_path: Path, kind: str) -> None:
+    """Every matrix of every type is what gguf's own dequantize gives, Q and K in the checkpoint's row order."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+    checkpoint = open_checkpoint(make_gguf(folder, tmp_path / "model.gguf", quantization=kind))
+    number = gguf.GGMLQuantizationType[kind]
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        expected = tensor.numpy()
+        if tensor.dim() == 2:
+            packed = expected.astype(np.float16) if kind == "F16" else quantize(expected, number)
+            expected = dequantize(packed, number)
+        out = torch.empty(tensor.shape)
+        checkpoint.copy_to(name, out)
+        assert np.array_equal(out.numpy(), expected), name
+
+
+def test_large_tensors_are_copied_in_parts(tmp_path: Path) -> None:
+    """A tensor of many chunks, dequantized by several threads, is what one call gives; so it is as bfloat16."""
+    folder = make_llama(tmp_path / "folder", **SHAPE, vocab_size=20011)
+    checkpoint = open_checkpoint(make_gguf(folder, tmp_path / "model.gguf", quantization="Q4_1"))
+    kind = gguf.GGMLQuantizationType.Q4_1
+    weight = load_file(folder / "model.safetensors")["lm_head.weight"].numpy()
+    expected = torch.from_numpy(dequantize(quantize(weight, kind), kind))
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.empty(20011, 64, dtype=dtype)
+        checkpoint.copy_to("lm_head.weight", out)
+        assert torch.equal(out, expected.to(dtype))
+
+
+def test_supported_types_are_those_of_gguf() -> None:
+    """Every type that is said to be read has a size and a name in the gguf package."""
+    assert {gguf.GGMLQuantizationType[name] for name in ELEMENT_TYPES} <= gguf.GGML_QUANT_SIZES.keys()
+
+
+def test_rope_factors_are_the_llama3_scaling(tmp_path: Path) -> None:
+    """A file with a tensor of rotary factors gives what the folder gives whose config names the Llama-3 scaling."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    }
+    folder = make_llama(tmp_path / "folder", **SHAPE, rope_scaling=scaling)
+    plain = inverse_frequencies(RotaryConfig(16, 10000.0))
+    factors = plain / inverse_frequencies(RotaryConfig(16, 10000.0, Llama3(8.0, 1.0, 4.0, 8)))
+    path = make_gguf(folder, tmp_path / "model.gguf", rope_freqs=factors)
+    torch.testing.assert_close(_logits(path), _logits(folder), rtol=0, atol=1e-5)
+    unscaled = make_gguf(folder, tmp_path / "unscaled.gguf")
+    assert not torch.allclose(_logits(unscaled), _logits(folder), atol=1e-3)
+
+
+def test_rotary_metadata(tmp_path: Path) -> None:
+    """Linear and YaRN scalings of the metadata become the model's, with GGUF's own defaults."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+
+    def scaling(**metadata: Any) -> Any:
+        keys = {f"rope.scaling.{key}": value for key, value in metadata.items()}
+        return _rotary(make_gguf(folder, tmp_path / "model.gguf", metadata=keys)).scaling
+
+    assert scaling() is None
+    assert scaling(type="none") is None
+    assert scaling(type="linear", factor=4.0) == LinearScaling(4.0)
+    legacy = make_gguf(folder, tmp_path / "legacy.gguf", metadata={"rope.scale_linear": 2.0})
+    assert _rotary(legacy).scaling == LinearScaling(2.0)
+    yarn = scaling(type="yarn", factor=4.0, original_context_length=64)
+    assert yarn == YarnScaling(4.0, 64, attention_factor=0.1 * math.log(4.0) + 1.0)
+    tuned = scaling(type="yarn", factor=2.0, original_context_length=64, attn_factor=0.5, yarn_beta_fast=16.0)
+    assert tuned == YarnScaling(2.0, 64, attention_factor=0.5 * (0.1 * math.log(2.0) + 1.0), beta_fast=16.0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"rope.scaling.type": "longrope"}, "rotary scaling 'longrope' is not supported; supported: none, linear, y"),
+        ({"expert_count": 8}, "routed experts"),
+        ({"rope.dimension_count": 8}, r"rope\.dimension_count 8 other than the key length 16"),
+        ({"attention.value_length": 32}, r"attention\.value_length 32 other than the key length 16"),
+        ({"attention.head_count_kv": [2, 4]}, "head counts that differ between layers"),
+    ],
+)
+def test_what_is_not_supported_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    """Metadata that asks for what the decoder does not do stops the load with its name."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+    path = make_gguf(folder, tmp_path / "model.gguf", metadata=metadata)
+    with pytest.raises(UnsupportedModelError, match=message):
+        open_checkpoint(path)
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    """The message names the architecture and those that are known."""
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "gptneox")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match="architecture 'gptneox' is not supported; supported: llama, qwen2"):
+        open_checkpoint(path)
+
+
+def test_an_unknown_element_type_is_refused(tmp_path: Path) -> None:
+    """A tensor of a type that is not read stops the load with its name and type."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+    path = make_gguf(folder, tmp_path / "model.gguf", quantization="Q8_0")
+    data = path.read_bytes()
+    entry = b"token_embd.weight" + (2).to_bytes(4, "little") + (64).to_bytes(8, "little") + (320).to_bytes(8, "little")
+    at = data.index(entry) + len(entry)
+    path.write_bytes(data[:at] + (24).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(UnsupportedModelError, match=r"tensor token_embd\.weight is I8; supported: F32"):
+        open_checkpoint(path)
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """A surplus tensor keeps its GGUF name in the error."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+    path = make_gguf(folder, tmp_path / "model.gguf", extra={"blk.0.attn_sinks.weight": torch.zeros(4)})
+    with pytest.raises(WeightsError, match=r"1 tensors surplus: blk\.0\.attn_sinks\.weight"):
+        _logits(path)
+
+
+def test_missing_keys_are_named(tmp_path: Path) -> None:
+    """Metadata without a needed key is an error with the key's name."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+    path = make_gguf(folder, tmp_path / "model.gguf", metadata={"feed_forward_length": None})
+    with pytest.raises(ModelLoadError, match=r"lacks llama\.feed_forward_length"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 60, 4000, -1000])
+def test_files_that_are_not_whole(tmp_path: Path, keep: int) -> None:
+    """A file cut anywhere, in header, entries or data, is an error that names it."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+    path = make_gguf(folder, tmp_path / "model.gguf")
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelLoadError, match=r"model\.gguf"):
+        open_checkpoint(path)
