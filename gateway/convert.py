@@ -73,15 +73,16 @@ def response_from(event: Event) -> inference_pb2.GenerateResponse:
     """Return an event as it is streamed."""
     match event:
         case Delta():
-            return inference_pb2.GenerateResponse(
-                delta=inference_pb2.Delta(
-                    choice=event.choice,
-                    first_token_index=event.first_token_index,
-                    text=event.text,
-                    token_ids=event.token_ids,
-                    logprobs=None if event.logprobs is None else _token_logprobs(event.logprobs),
-                )
-            )
+            # Field by field: this is done for every token, and keyword arguments take twice the time.
+            response = inference_pb2.GenerateResponse()
+            delta = response.delta
+            delta.choice = event.choice
+            delta.first_token_index = event.first_token_index
+            delta.text = event.text
+            delta.token_ids.extend(event.token_ids)
+            if event.logprobs is not None:
+                delta.logprobs.extend(_token_logprobs(event.logprobs))
+            return response
         case Started():
             return inference_pb2.GenerateResponse(started=_started(event))
         case ChoiceFinished():

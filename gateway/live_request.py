@@ -71,7 +71,7 @@ class ChoiceRecord:
         if first_token_index > num_known:
             raise RecordError(f"a gap: tokens from index {first_token_index} on, where {num_known} are known")
         skip = min(num_known - first_token_index, len(token_ids))
-        if self.token_ids[first_token_index : first_token_index + skip] != list(token_ids[:skip]):
+        if skip and self.token_ids[first_token_index : first_token_index + skip] != list(token_ids[:skip]):
             raise RecordError(f"tokens {list(token_ids[:skip])} at index {first_token_index} are not those known")
         is_new = skip < len(token_ids) or (end is not None and self.end is None)
         if is_new and self.end is not None:
