@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ModelError, PlanError, ServiceError, StartError) as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        # Fetching, preparing and running need what a gateway alone does not have.
+        print(f'octavo: error: {error.name} is not installed: pip install "octavo[executor]"', file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("octavo: interrupted; the same command goes on from here", file=sys.stderr)
         return _INTERRUPTED

@@ -55,12 +55,14 @@ def pull(name: str, models: Path | None = None, report: Reporter = print) -> Pat
 
 
 def ensure_prepared(model: str, report: Reporter = print) -> PreparedModel:
-    """Open a model, fetched and prepared first where that was never done. Raises ModelError."""
+    """Open a model and its weights, fetched and prepared first where that was never done. Raises ModelError."""
     location = locate(model)
     if not (location.prepared / MANIFEST_NAME).is_file():
         fetch = pull if location.kind is ModelKind.CATALOG else prepare
         fetch(model, report=report)
-    return open_prepared(model)
+    prepared = open_prepared(model)
+    prepared.check_weights()
+    return prepared
 
 
 def _is_prepared(folder: Path, model: CatalogModel) -> bool:

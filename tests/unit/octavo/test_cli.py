@@ -109,6 +109,28 @@ def test_a_failure_is_one_sentence_and_exit_code_1(command: str, capsys: pytest.
     assert "Traceback" not in captured.err + captured.out
 
 
+def test_a_missing_package_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where only a gateway is installed, preparing says what to install."""
+    for name in ("tqdm", "octavo.models.prepare", "octavo.models.pull"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert main(["prepare", "smollm2-135m-instruct"]) == 1
+    assert capsys.readouterr().err == 'octavo: error: tqdm is not installed: pip install "octavo[executor]"\n'
+
+
+def test_weights_that_are_gone_are_missed_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prepared folder without its weights serves a gateway, not a whole cell."""
+    path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
+    assert main(["prepare", str(path)]) == 0
+    path.unlink()
+    assert main(["up", str(tmp_path / "m.octavo")]) == 1
+    assert "m.gguf is missing" in capsys.readouterr().err
+
+
 def test_a_bad_setting_is_named_by_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A flag of a service is checked by `up` itself; the model is prepared on the way."""
     path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
