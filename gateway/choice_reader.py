@@ -15,6 +15,9 @@ from gateway.requests import ChoiceFinished, Delta, Event, FinishReason
 from gateway.vocabulary import Vocabulary
 from octavo.rpc.errors import ServiceError
 
+MAX_DELTA_TOKENS = 256
+"""A client that fell behind by an hour catches up in messages of a bounded size, each made in a few milliseconds."""
+
 
 class ChoiceReader:
     """Reads a choice's record from a cursor of its own."""
@@ -27,14 +30,20 @@ class ChoiceReader:
         self._detokenizer = Detokenizer(vocabulary, prompt_token_ids)
         self._num_read = 0
 
+    @property
+    def has_unread_tokens(self) -> bool:
+        """The record has tokens that were not read yet."""
+        return self._num_read < len(self._record.token_ids)
+
     def take_events(self) -> list[Event]:
-        """Return what the record has that was not read yet: at most one Delta, and the end after it.
+        """Return what the record has that was not read yet: at most one Delta, and with its last tokens the end.
 
         Raises ServiceError where the scheduler cancelled the choice.
         """
-        start, end = self._num_read, self._record.end
-        token_ids = self._record.token_ids[start:]
+        start = self._num_read
+        token_ids = self._record.token_ids[start : start + MAX_DELTA_TOKENS]
         self._num_read += len(token_ids)
+        end = None if self.has_unread_tokens else self._record.end
         if end is None:
             text = self._detokenizer.push(token_ids)
         elif end.reason is FinishReason.CANCELLED:

@@ -82,9 +82,11 @@ class Generation:
             self._has_started = True
             events.append(self._started())
         for choice in sorted(request.news):
-            events.extend(self._choices[choice].take_events())
-        request.news.clear()
-        if request.is_complete:
+            reader = self._choices[choice]
+            events.extend(reader.take_events())
+            if not reader.has_unread_tokens:
+                request.news.discard(choice)
+        if request.is_complete and not request.news:
             self._has_finished = True
             events.append(Usage(len(request.prompt_token_ids), request.num_output_tokens))
         return events

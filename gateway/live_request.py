@@ -7,6 +7,7 @@ client reads from it at a pace of its own. So a slow client holds up nobody, and
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 
 from gateway.requests import ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
@@ -112,7 +113,8 @@ class LiveRequest:
         self.label = label
         self.model = model
         self.model_revision = model_revision
-        self.prompt_token_ids = prompt_token_ids
+        # Prompts are most of what a live request holds: four bytes a token, where a list has forty.
+        self.prompt_token_ids: Sequence[int] = array("I", prompt_token_ids)
         self.sampling = sampling
         self.stopping = stopping
         self.choices = [ChoiceRecord(sampling.top_logprobs) for _ in range(num_choices)]
@@ -128,7 +130,7 @@ class LiveRequest:
         self.changed = asyncio.Event()
         """Set on every change; its one waiter clears it."""
         self.news: set[int] = set()
-        """Choices with something new; their one reader clears it."""
+        """Choices with something that their one reader has not read; it takes them out."""
         self._num_unfinished = num_choices
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Any
 
 import grpc.aio
@@ -63,6 +62,6 @@ def _token_from_name(name: str) -> str:
 def _name_from_token(token: str) -> str | None:
     """Return the name that the last page ended with, "" for the first page, None for what is no token."""
     try:
-        return base64.urlsafe_b64decode(token.encode("ascii")).decode()
-    except (binascii.Error, UnicodeError):
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except ValueError:
         return None

@@ -132,6 +132,24 @@ async def test_stop_ends_every_stream(prepared: PreparedModel) -> None:
 
 
 @pytest.mark.asyncio
+async def test_calls_while_the_gateway_stops(prepared: PreparedModel) -> None:
+    """A call that still comes through while streams are being ended is told when to try again (F3)."""
+    async with running_stack(prepared) as stack:
+        stack.gateway.live.close()
+        for call in (
+            stack.inference.GenerateOnce(inference_pb2.GenerateOnceRequest(request={"text": "a"})),
+            stack.inference.Tokenize(inference_pb2.TokenizeRequest(text="a")),
+            stack.inference.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[5])),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call
+            error = from_rpc_error(raised.value)
+            assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+            assert error.retry_delay is not None
+        assert stack.scheduler.of_kind("submit") == []
+
+
+@pytest.mark.asyncio
 async def test_stop_does_not_wait_for_a_client_that_does_not_read(prepared: PreparedModel) -> None:
     """A stream that cannot be written is cut after a while, and the scheduler hears of it like of the others."""
     scheduler = FakeScheduler(script=lambda submit, choice: [5] * 1000, auto=False)

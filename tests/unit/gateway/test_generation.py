@@ -14,6 +14,7 @@ import pytest_asyncio
 from prepared_samples import MakePrepared
 
 from gateway.cell import Cell, Pool
+from gateway.choice_reader import MAX_DELTA_TOKENS
 from gateway.generation import Generator
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
@@ -22,6 +23,7 @@ from gateway.requests import (
     ChoiceEnd,
     ChoiceFinished,
     Delta,
+    Event,
     FinishReason,
     GenerateCommand,
     Started,
@@ -116,6 +118,22 @@ async def test_tokens_that_came_together_are_one_delta(bench: Bench) -> None:
         assert [type(event) for event in events] == [Started, Delta]
         assert isinstance(events[1], Delta)
         assert list(events[1].token_ids) == [70, 71, 72, 73, 74]
+
+
+@pytest.mark.asyncio
+async def test_reader_far_behind(bench: Bench) -> None:
+    """A reader that is thousands of tokens late gets deltas of a bounded size, no gap, and then the end."""
+    output = [70 + index % 20 for index in range(1000)]
+    async with bench.generator.generate(COMMAND) as generation:
+        bench.apply([*output, 1], STOP)
+        events: list[Event] = []
+        while batch := await generation.next_events():
+            events += batch
+        deltas = [event for event in events if isinstance(event, Delta)]
+        assert [type(event) for event in events] == [Started, *[Delta] * len(deltas), ChoiceFinished, Usage]
+        assert [token for delta in deltas for token in delta.token_ids] == [*output, 1]
+        assert [delta.first_token_index for delta in deltas] == list(range(0, 1001, MAX_DELTA_TOKENS))
+        assert max(len(delta.token_ids) for delta in deltas) == MAX_DELTA_TOKENS
 
 
 @pytest.mark.asyncio

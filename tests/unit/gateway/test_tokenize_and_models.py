@@ -150,9 +150,10 @@ async def test_pages_of_models(make_prepared: MakePrepared) -> None:
             assert [model.name for model in listed] == names
             assert [model.ready_executors for model in listed] == [0] * 6 + [2]
             assert not any(model.supports_chat for model in listed)
-        with pytest.raises(ServiceError) as raised:
-            await servicer.ListModels(model_pb2.ListModelsRequest(page_size=1001, page_token="é"), None)
-        assert [violation.field for violation in raised.value.violations] == ["page_size", "page_token"]
+        for token in ("é", "!!!!", "abc", "_w=="):
+            with pytest.raises(ServiceError) as raised:
+                await servicer.ListModels(model_pb2.ListModelsRequest(page_size=1001, page_token=token), None)
+            assert [violation.field for violation in raised.value.violations] == ["page_size", "page_token"]
 
 
 @pytest.mark.asyncio
