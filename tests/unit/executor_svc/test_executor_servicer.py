@@ -99,7 +99,8 @@ class Stack:
 
 
 @pytest_asyncio.fixture(name="stack")
-async def _stack() -> AsyncIterator[Stack]:
+async def _stack(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Stack]:
+    """The stack; at its end no task and no thread is left, and no handler has failed in an unforeseen way."""
     before = set(asyncio.all_tasks())
     stack = Stack()
     await stack.worker.start(lambda: make_runner(make_limits(), stack.model))
@@ -114,6 +115,7 @@ async def _stack() -> AsyncIterator[Stack]:
     left = {task.get_coro().__qualname__ for task in set(asyncio.all_tasks()) - before}  # type: ignore[union-attr]
     assert not {name for name in left if "_Stream" in name or "Execute" in name}
     assert "device" not in {thread.name for thread in threading.enumerate()}
+    assert not [record for record in caplog.get_records("call") if record.name == "octavo.rpc.interceptors"]
 
 
 def _new(handle: int, token_ids: list[int], max_tokens: int = 8, **sampling: Any) -> sequence_pb2.NewSequence:
