@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+import pytest
 from fakes import Cell, make_record, make_spec, undisturbed
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,6 +21,9 @@ from scheduler_svc.policies.base import BaseScheduler, SequenceView
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord
 from scheduler_svc.step_results import MAX_FAILURES
+
+# Under the thorough profile this looks for minutes.
+pytestmark = pytest.mark.timeout(1800)
 
 NO_LIMIT = 1 << 30
 
