@@ -40,8 +40,8 @@ EXIT_STALE = 3
 class SchedulerServer:
     """One scheduler. `start` binds, `run` works until told to stop.
 
-    What follows the settings is for tests: an engine of their own, a name service, the wait for others' terms (seconds),
-    the bound on a gateway's unacknowledged bytes.
+    What follows the settings is for tests: an engine, a name service, the wait for others' terms (seconds), the bound on
+    a gateway's unacknowledged bytes.
     """
 
     def __init__(

@@ -104,6 +104,7 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
         self.num_tokens = 0
         self.num_sessions = 0
         self.num_dials = 0
+        self.num_begins = 0
         self.most_unanswered = 0
         self.faults: list[str] = []
         self.before_begin: Callable[[], None] = lambda: None
@@ -183,6 +184,7 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
         frame = await context.read()
         if frame is grpc.aio.EOF:
             return
+        self.num_begins += 1
         self.before_begin()
         begin = frame.begin
         if begin.term < self.welcome.highest_term:
@@ -223,8 +225,11 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
             self._run(batch, stays, slots, result)
             self.num_steps += 1
             self.num_rows += len(batch.handles)
-            await context.write(executor_pb2.ExecuteResponse(step_result=result))
+            await self._answer(result, context)
             self.changed()
+
+    async def _answer(self, result: executor_pb2.StepResult, context: Any) -> None:
+        await context.write(executor_pb2.ExecuteResponse(step_result=result))
 
     def _run(
         self,

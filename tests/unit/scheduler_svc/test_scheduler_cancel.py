@@ -40,6 +40,7 @@ async def end_request(gateway: FakeGateway, how: str) -> None:
 async def _queued(scheduler: RunningScheduler, executor: FakeExecutor, other: FakeGateway) -> FakeGateway:
     await other.submit(1, PROMPT, 100)
     await other.until(lambda: bool(other.outcomes[1].tokens))
+    executor.hold()
     gateway = await scheduler.gateway()
     await gateway.submit(1, PROMPT, 100, seed=1)
     await other.until_load(lambda load: load.num_waiting == 1)
@@ -60,6 +61,7 @@ async def _decode(scheduler: RunningScheduler, executor: FakeExecutor, other: Fa
     gateway = await scheduler.gateway()
     await gateway.submit(1, PROMPT, 240)
     await gateway.until(lambda: len(gateway.outcomes[1].tokens.get(0, [])) > 5)
+    executor.hold()
     return gateway
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import grpc
 import pytest
@@ -148,6 +149,9 @@ async def test_names_are_looked_up_again() -> None:
                 answer = missing
                 await look_ups(3)
                 assert len((await gateway.load()).executors) == 2
+            two.break_streams()
+            await two.until(lambda: two.num_sessions == 2)
+            await gateway.until_load(lambda load: len(load.executors) == 2)
             answer = [two.address]
             await look_ups(3)
             assert len((await gateway.load()).executors) == 2
@@ -222,7 +226,7 @@ async def test_two_addresses_of_one_executor_make_one_session() -> None:
         async with running_scheduler(resolver=resolver) as scheduler:
             gateway = await scheduler.ready_gateway()
             await executor.until(lambda: executor.num_dials >= 4)
-            assert executor.num_sessions == 1
+            assert executor.num_begins == 1
             assert len((await gateway.load()).executors) == 1
     finally:
         await executor.stop()
@@ -266,23 +270,23 @@ async def test_a_malformed_result_ends_the_session_and_nothing_else(spoil: str) 
 
 
 class LateExecutor(FakeExecutor):
-    """Answers steps of other sessions, unknown steps and unknown handles between the real ones."""
+    """Answers for another session, for steps that are not in flight, and twice, with tokens that would be wrong."""
 
-    async def _run_steps(self, batches, session, context) -> None:  # type: ignore[no-untyped-def]
-        async def babble(**columns: object) -> None:
-            result = executor_pb2.StepResult(**columns)
-            await context.write(executor_pb2.ExecuteResponse(step_result=result))
-
-        rows = {"handles": [1, 999], "statuses": [1, 1], "num_sampled_tokens": [1, 1], "token_ids": [7, 7]}
-        await babble(session=session, step=77, **rows)
-        await babble(session=session + 1, step=1, **rows)
-        await babble(session=session, step=0)
-        await super()._run_steps(batches, session, context)
+    async def _answer(self, result: executor_pb2.StepResult, context: Any) -> None:
+        wrong = executor_pb2.StepResult()
+        wrong.CopyFrom(result)
+        wrong.token_ids[:] = [999] * len(result.token_ids)
+        for session, step in [(1, 0), (0, 100), (0, -1)]:
+            wrong.session, wrong.step = result.session + session, max(0, result.step + step)
+            await super()._answer(wrong, context)
+        await super()._answer(result, context)
+        wrong.session, wrong.step = result.session, result.step
+        await super()._answer(wrong, context)
 
 
 @pytest.mark.asyncio
 async def test_results_that_match_nothing_change_nothing() -> None:
-    """Results of unknown steps, sessions and handles are dropped; the run goes on token-exact."""
+    """Results of other sessions, unknown steps and steps answered before are dropped; the run goes on token-exact."""
     executor = LateExecutor()
     async with running_scheduler(executor) as scheduler:
         gateway = await scheduler.ready_gateway()
