@@ -34,12 +34,17 @@ class _Row:
 
     def attend(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float, work: _WorkSpace) -> Tensor:
         keys, values = work.gather(key_cache, value_cache, self.blocks)
+        keys = keys[: self.context_len].transpose(0, 1).unsqueeze(0)
+        values = values[: self.context_len].transpose(0, 1).unsqueeze(0)
+        rows = query[self.start : self.stop]
+        if len(rows) == 1:
+            return _attend_one_token(rows, keys, values, None, scale)
         attended = F.scaled_dot_product_attention(
-            query[self.start : self.stop].transpose(0, 1).unsqueeze(0),
-            keys[: self.context_len].transpose(0, 1).unsqueeze(0),
-            values[: self.context_len].transpose(0, 1).unsqueeze(0),
+            rows.transpose(0, 1).unsqueeze(0),
+            keys,
+            values,
             attn_mask=self.mask,
-            is_causal=self.mask is None and self.stop - self.start > 1,
+            is_causal=self.mask is None,
             scale=scale,
             enable_gqa=True,
         )
@@ -66,15 +71,19 @@ class _Group:
         keys.index_fill_(0, self.unowned, 0)
         values.index_fill_(0, self.unowned, 0)
         rows = query if self.tokens is None else query.index_select(0, self.tokens)
-        attended = F.scaled_dot_product_attention(
-            rows.unsqueeze(2),
-            keys.view(self.num_rows, -1, *keys.shape[1:]).transpose(1, 2),
-            values.view(self.num_rows, -1, *values.shape[1:]).transpose(1, 2),
-            attn_mask=self.mask,
-            scale=scale,
-            enable_gqa=True,
-        )
-        return attended.squeeze(2)
+        keys = keys.view(self.num_rows, -1, *keys.shape[1:]).transpose(1, 2)
+        values = values.view(self.num_rows, -1, *values.shape[1:]).transpose(1, 2)
+        return _attend_one_token(rows, keys, values, self.mask, scale)
+
+
+def _attend_one_token(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attend with one query token a row: query [rows, num_heads, d], keys and values [rows, num_kv_heads, length, d].
+
+    The query heads that share a KV head stand in as its query tokens, so that keys and values are read once for them.
+    """
+    num_kv_heads = keys.shape[1]
+    grouped = query.view(len(query), num_kv_heads, query.shape[1] // num_kv_heads, query.shape[2])
+    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).flatten(1, 2)
 
 
 class _WorkSpace:
