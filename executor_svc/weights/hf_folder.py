@@ -13,6 +13,7 @@ from torch import Tensor
 from executor_svc.weights.errors import ModelLoadError, UnsupportedModelError, WeightsError
 
 INDEX_NAME = "model.safetensors.index.json"
+WEIGHTS_NAME = "model.safetensors"
 _FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
@@ -52,12 +53,17 @@ class HfFolder:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that the index names; without one, the folder's only safetensors file."""
+    """Return the files that the index names; without one model.safetensors; without that every safetensors file.
+
+    A folder may hold the same weights under another name and in other words beside these.
+    """
     if (folder / INDEX_NAME).is_file():
         weight_map = _read_json(folder / INDEX_NAME).get("weight_map")
         if not isinstance(weight_map, dict):
             raise WeightsError(f"{folder / INDEX_NAME} has no weight_map")
         return [folder / name for name in sorted(set(weight_map.values()))]
+    if (folder / WEIGHTS_NAME).is_file():
+        return [folder / WEIGHTS_NAME]
     found = sorted(folder.glob("*.safetensors"))
     if not found:
         raise WeightsError(f"{folder} holds no .safetensors file")

@@ -50,6 +50,14 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
     assert torch.equal(_logits(shards), _logits(whole))
 
 
+def test_other_files_beside_the_model_are_not_read(tmp_path: Path) -> None:
+    """The same weights in another naming, as some folders have them too, are left alone."""
+    folder = make_llama(tmp_path)
+    expected = _logits(folder)
+    save_file({"layers.0.attention.wq.weight": torch.zeros(4)}, folder / "consolidated.safetensors")
+    assert torch.equal(_logits(folder), expected)
+
+
 def test_dtype_is_converted_once(tmp_path: Path) -> None:
     """A bfloat16 checkpoint loaded as float32 holds exactly its numbers, and so equals a float32 file of them."""
     narrow = make_llama(tmp_path / "narrow", dtype=torch.bfloat16)
