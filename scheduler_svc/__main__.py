@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from octavo.rpc.server import PortTakenError, run
+from octavo.rpc.server import run
 from octavo.rpc.settings import stop_with
 from octavo.rpc.telemetry import configure_logging
 from octavo.settings import SchedulerSettings, load
-from scheduler_svc.server import serve
+from scheduler_svc.server import StartError, serve
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     configure_logging("scheduler", settings.log_level)
     try:
         return run(serve(settings))
-    except (PortTakenError, ValueError) as error:
+    except StartError as error:
         stop_with("scheduler", error)
 
 

@@ -18,6 +18,10 @@ LOOK_UP_TIMEOUT = 10.0
 """Seconds for one answer; a name server that does not answer counts as no answer."""
 
 
+class TargetsError(ValueError):
+    """Text that is no list of executors; the message shows the bad entry."""
+
+
 class Target(NamedTuple):
     """One entry of `--executors`."""
 
@@ -30,16 +34,16 @@ Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 
 def parse_targets(text: str) -> list[Target]:
-    """Return the entries of a comma-separated list of host:port. Raises ValueError naming the bad one."""
+    """Return the entries of a comma-separated list of host:port. Raises TargetsError."""
     targets = []
     for entry in filter(None, map(str.strip, text.split(","))):
         host, separator, port = entry.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not (separator and host and port.isdecimal() and 0 < int(port) < 65536):
-            raise ValueError(f"{entry!r} is not host:port")
+            raise TargetsError(f"{entry!r} is not host:port")
         targets.append(Target(host, int(port)))
     if not targets:
-        raise ValueError("at least one host:port is needed")
+        raise TargetsError("at least one host:port is needed")
     return targets
 
 
@@ -97,7 +101,7 @@ class ExecutorDirectory:
             try:
                 async with asyncio.timeout(LOOK_UP_TIMEOUT):
                     answer = await self._resolver(*target)
-            except (OSError, TimeoutError) as error:
+            except (OSError, TimeoutError, UnicodeError) as error:  # the last: what cannot be a DNS name
                 fields = {"host": target.host, "error": str(error) or type(error).__name__}
                 level = logging.WARNING if self._last_answers.get(target) is None else logging.INFO
                 logger.log(level, "no answer for an executor's name", extra={"fields": fields})

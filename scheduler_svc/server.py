@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Iterable
 
 from octavo.internal.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from octavo.rpc.channel import open_channel
-from octavo.rpc.server import RpcServer, wait_for_signal
+from octavo.rpc.server import PortTakenError, RpcServer, wait_for_signal
 from octavo.settings import SchedulerSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.executor_client import ExecutorClient
-from scheduler_svc.executor_directory import ExecutorDirectory, Resolver, parse_targets, resolve
+from scheduler_svc.executor_directory import ExecutorDirectory, Resolver, TargetsError, parse_targets, resolve
 from scheduler_svc.gateways import Gateways, stopping_error
 from scheduler_svc.health import PoolHealth
 from scheduler_svc.output_streams import MAX_UNACKNOWLEDGED_BYTES, OutputStreams
-from scheduler_svc.policies.registry import load_policy
+from scheduler_svc.policies.registry import PolicyError, load_policy
 from scheduler_svc.servicer import SERVICE_NAME, SchedulerServicer
 from scheduler_svc.term import StaleTermError, Term
 
@@ -37,11 +37,15 @@ EXIT_STALE = 3
 """A newer scheduler owns the cell."""
 
 
+class StartError(Exception):
+    """The scheduler cannot start with these settings; the message says what is wrong."""
+
+
 class SchedulerServer:
     """One scheduler. `start` binds, `run` works until told to stop.
 
-    What follows the settings is for tests: an engine, a name service, the wait for others' terms (seconds), the bound on
-    a gateway's unacknowledged bytes.
+    What follows the settings is for tests: an engine, a name service, the wait for others' terms (seconds), the bound
+    on a gateway's unacknowledged bytes.
     """
 
     def __init__(
@@ -124,9 +128,12 @@ class SchedulerServer:
 
 
 async def serve(settings: SchedulerSettings) -> int:
-    """Run a scheduler until SIGTERM or SIGINT. Returns the exit code."""
-    server = SchedulerServer(settings)
-    await server.start()
+    """Run a scheduler until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
+    try:
+        server = SchedulerServer(settings)
+        await server.start()
+    except (PolicyError, PortTakenError, TargetsError) as error:
+        raise StartError(str(error)) from error
     logger.info("scheduler listening", extra={"fields": {"bind": settings.bind, "port": server.port}})
     code = await server.run(wait_for_signal())
     logger.info("scheduler stopped", extra={"fields": {"exit_code": code}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_svc.executor_directory import Target, parse_targets, resolve
+from scheduler_svc.executor_directory import Target, TargetsError, parse_targets, resolve
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_lists_and_names_are_read(text: str, targets: list[Target]) -> None:
 @pytest.mark.parametrize("text", ["", " , ", "host", "host:", ":1", "host:0", "host:65536", "host:x", "a:1,b"])
 def test_what_is_no_address_is_named(text: str) -> None:
     """A bad entry is an error that shows it."""
-    with pytest.raises(ValueError, match="host:port"):
+    with pytest.raises(TargetsError, match="host:port"):
         parse_targets(text)
 
 

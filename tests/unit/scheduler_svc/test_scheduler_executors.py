@@ -69,6 +69,26 @@ async def test_work_goes_on_at_another_executor() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_the_depth_is_used_and_kept(depth: int) -> None:
+    """An executor that answers nothing is sent exactly `depth` steps; each answer brings one more."""
+    executor = FakeExecutor()
+    async with running_scheduler(executor, depth=depth) as scheduler:
+        gateway = await scheduler.ready_gateway()
+        executor.hold()
+        await submit_many(gateway, 8, 40)
+        await executor.until(lambda: len(executor.batches) == depth)
+        for answered in range(1, 6):
+            executor.permit(1)
+            await executor.until(lambda: len(executor.batches) == depth + answered)  # noqa: B023
+            load = await gateway.load()
+            assert len(executor.batches) - executor.num_steps == load.executors[0].num_in_flight == depth
+        executor.release()
+        await gateway.over(*range(1, 9))
+        check_outputs(gateway, 8, 40)
+
+
+@pytest.mark.asyncio
 async def test_executors_share_the_load() -> None:
     """Of two equal executors each runs a fair part of the rows, and each has a ledger of its own."""
     executors = [FakeExecutor(), FakeExecutor()]
