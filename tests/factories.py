@@ -1,4 +1,4 @@
-"""Tiny random models on disk, in the Hugging Face folder format and as GGUF files. Deterministic by seed, made in
+"""Tiny random models on disk, in the Hugging Face folder format. Deterministic by seed, made in
 milliseconds.
 """
 
