@@ -323,5 +323,5 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(stateful_step_count=60)
+TestEngine.settings = settings(stateful_step_count=50)
 TestEngine.__doc__ = "Output equals the undisturbed run, every ledger ends empty, every request ends once."
