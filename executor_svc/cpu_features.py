@@ -29,7 +29,7 @@ _COMPUTING = BFLOAT16_FEATURES | {
 
 
 def cpu_features(root: Path = Path("/")) -> frozenset[str]:
-    """Return the features that numeric code is chosen by, in Linux's names; empty where /proc/cpuinfo cannot be read."""
+    """Return the features that numeric code is chosen by, in Linux's names; none where /proc/cpuinfo is missing."""
     try:
         text = (root / "proc/cpuinfo").read_text()
     except OSError:

@@ -1,6 +1,4 @@
-"""Tiny random models on disk, in the Hugging Face folder format. Deterministic by seed, made in
-milliseconds.
-"""
+"""Tiny random models on disk, in the Hugging Face folder format. Deterministic by seed, made in milliseconds."""
 
 from __future__ import annotations
 
