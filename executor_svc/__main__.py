@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+# OpenMP reads it when torch is loaded, so it stands before every other import. A thread that spins at the end of a
+# parallel loop takes the core that another service or a slower thread needs; with as many threads as cores and anything
+# else at work, that made decode steps several times as long: docs/decisions/openmp-wait-policy.md.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from executor_svc.models import ModelLoadError
 from executor_svc.server import serve
 from octavo.models import ModelError

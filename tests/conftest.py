@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+# As in executor_svc/__main__.py, and for the same reason: cells in this process share its cores with the tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from hypothesis import HealthCheck, settings
 
 # Examples differ between machines in time, never in outcome: no deadline, and the same ones in every run. The thorough

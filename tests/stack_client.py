@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
+from stack import TIMEOUT, Stack
 
 from octavo.rpc.channel import open_channel
 from octavo.v1 import inference_pb2, inference_pb2_grpc
-from stack import TIMEOUT, Stack
 
 
 @dataclass
@@ -55,7 +55,9 @@ def request_for(
     return request
 
 
-async def read_stream(call: grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]) -> Output:
+async def read_stream(
+    call: grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse],
+) -> Output:
     """Read a whole stream: Started first, gapless deltas, one end a choice and nothing after it, Usage last."""
     output: Output | None = None
     async for response in call:

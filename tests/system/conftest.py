@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from factories import make_llama
+from reference import Reference
+from stack import ProcessStack, Stack, in_process, plan_processes, wait_idle, wait_serving
 
 from octavo.models.prepare import prepare
 from octavo.models.prepared import PreparedModel, open_prepared
-from reference import Reference
-from stack import ProcessStack, Stack, in_process, plan_processes, wait_idle, wait_serving
 
 
 def prepared_from(folder: Path) -> PreparedModel:

@@ -84,9 +84,7 @@ async def test_64_streams_at_once_get_exact_lengths(stack: Stack) -> None:
     """64 requests in one moment each get every token they asked for, and the ledgers are empty again."""
     prompts = prompts_of(64, seed=2)
     lengths = [1 + 7 * index % 50 for index in range(64)]
-    requests = [
-        request_for(prompt, length, ignore_eos=True) for prompt, length in zip(prompts, lengths, strict=True)
-    ]
+    requests = [request_for(prompt, length, ignore_eos=True) for prompt, length in zip(prompts, lengths, strict=True)]
     outputs = await generate_all(stack, requests)
     assert [len(output.choices[0].token_ids) for output in outputs] == lengths
     load = await wait_idle(stack)
