@@ -1,5 +1,4 @@
-"""One step: apply the delta, run the model, sample, take in the sampled tokens so that the next step can run at once.
-"""
+"""One step: apply the delta, run the model, sample, take in the sampled tokens so that the next step can run."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ class SequenceTable:
         return np.array(found, dtype=np.int64)
 
     def add(self, sequence: NewSequence) -> None:
-        """Begin a stay with nothing computed and no blocks. Its record is sound and its handle new (see input_batch).
-        """
+        """Begin a stay, nothing computed, no blocks. Its record is sound and its handle new (see input_batch)."""
         if not self._free:
             self._grow()
         slot = self._free.pop()

@@ -81,8 +81,7 @@ class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
 
 
 class _Stream:
-    """One call of Execute: a task that reads frames, a task that writes them, and an end that others may bring about.
-    """
+    """One call of Execute: a task that reads frames, one that writes them, and an end that others may bring about."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

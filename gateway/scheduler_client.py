@@ -107,6 +107,10 @@ class SchedulerClient:
                 reason = str(error)
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
+            except Exception as error:
+                # A fault here must not leave the gateway detached for ever: the next stream starts from the records.
+                logger.exception("the stream to the scheduler failed")
+                reason = repr(error)
             if self._is_closing:
                 return
             if self._num_failures == 0 or reason != reported:
@@ -236,13 +240,21 @@ class _Outbox:
         written = 0
         while True:
             while self._frames:
-                await call.write(self._frames.popleft())
+                await _write(call, self._frames.popleft())
             if self._acknowledged > written:
                 written = self._acknowledged
-                await call.write(scheduler_pb2.AttachRequest(ack=scheduler_pb2.Ack(sequence=written)))
+                await _write(call, scheduler_pb2.AttachRequest(ack=scheduler_pb2.Ack(sequence=written)))
             elif self._is_closed:
                 await call.done_writing()
                 return
             else:
                 await self._changed.wait()
                 self._changed.clear()
+
+
+async def _write(call: _Call, frame: scheduler_pb2.AttachRequest) -> None:
+    try:
+        await call.write(frame)
+    except asyncio.InvalidStateError:
+        # This is how grpc says that the stream had ended before the write.
+        raise _DetachedError(f"the scheduler ended the stream: {(await call.code()).name}") from None

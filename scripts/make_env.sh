@@ -54,6 +54,10 @@ if [ "$build" = gpu ]; then
     echo 'pip finds no CPU build of torch for this Python: the CUDA build comes instead, about 3 GB to fetch and 7 GB on disk.'
     echo 'To avoid that, point pip at an index or folder that has it (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) and repeat.'
 fi
+# What pip says of each of seventy packages hides what it says when something fails; a download of gigabytes is watched.
+quiet=-qq
+[ "$build" = cpu ] || quiet=
+echo "installing into $folder: a minute or two"
 # Not compiled ahead: most modules of torch are never imported, and Python compiles the others at their first import.
-"$folder/bin/python" -m pip install --disable-pip-version-check --no-compile --constraint "constraints-$build.txt" \
+"$folder/bin/python" -m pip install $quiet --disable-pip-version-check --no-compile --constraint "constraints-$build.txt" \
     --editable '.[gateway,executor,dev]'

@@ -4,157 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
-from fakes_executor import RecallModel, make_limits, make_runner
+from executor_stack import TIMEOUT, Stack, first_step, new_sequence, next_step, running_executor
+from fakes_executor import make_limits
 
-from executor_svc.batch import ExecutorInfo, StepBatch
-from executor_svc.servicer import ExecutorService
-from executor_svc.worker import Session, SessionEvent, Worker
 from octavo.internal.executor.v1 import executor_pb2 as pb
-from octavo.internal.executor.v1 import executor_pb2_grpc, sequence_pb2
-from octavo.rpc.channel import open_channel
-from octavo.rpc.errors import ServiceError, from_rpc_error
-from octavo.rpc.server import RpcServer
-
-TIMEOUT = 10.0
-INFO = ExecutorInfo("ab" * 16, "cell-a", "tiny", "rev", "tok", "finger", make_limits())
-
-
-class Peer:
-    """A scheduler's end of one Execute stream."""
-
-    def __init__(self, stub: executor_pb2_grpc.ExecutorServiceStub) -> None:
-        self.call = stub.Execute()
-
-    async def read(self) -> pb.ExecuteResponse:
-        frame = await asyncio.wait_for(self.call.read(), TIMEOUT)
-        assert isinstance(frame, pb.ExecuteResponse), f"the stream ended: {await self.call.code()}"
-        return frame
-
-    async def write(self, **frame: Any) -> None:
-        await asyncio.wait_for(self.call.write(pb.ExecuteRequest(**frame)), TIMEOUT)
-
-    async def begin(self, term: int, session: int) -> None:
-        """Open a session, from Welcome to Ready."""
-        assert (await self.read()).WhichOneof("frame") == "welcome"
-        await self.write(begin=pb.Begin(term=term, session=session))
-        assert (await self.read()).ready.session == session
-
-    async def step(self, batch: pb.StepBatch) -> pb.StepResult:
-        await self.write(step_batch=batch)
-        return (await self.read()).step_result
-
-    async def end(self) -> ServiceError:
-        """The error that the stream ends with; frames that come before it are read."""
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self._drain()
-        return from_rpc_error(caught.value)
-
-    async def _drain(self) -> None:
-        while await asyncio.wait_for(self.call.read(), TIMEOUT) is not grpc.aio.EOF:
-            pass
-
-
-class WatchedWorker(Worker):
-    """A worker that tells when a session is opened and which steps were handed over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.opened = asyncio.Event()
-        self.submitted: asyncio.Queue[int] = asyncio.Queue()
-
-    def open(self, number: int, deliver: Callable[[SessionEvent], None]) -> Session:
-        """See Worker."""
-        session = super().open(number, deliver)
-        submit = session.submit
-
-        def watched(batch: StepBatch) -> None:
-            submit(batch)
-            self.submitted.put_nowait(batch.step)
-
-        session.submit = watched  # type: ignore[method-assign]
-        self.opened.set()
-        return session
-
-
-class Stack:
-    """A served executor over RecallModel."""
-
-    def __init__(self) -> None:
-        self.before_forward: Callable[[int], None] = lambda number: None
-        self.model = RecallModel(61, before_forward=lambda number: self.before_forward(number))
-        self.worker = WatchedWorker()
-        self.servicer = ExecutorService(INFO, self.worker)
-        self.rpc = RpcServer("127.0.0.1", 0)
-        self.stub: executor_pb2_grpc.ExecutorServiceStub
-
-    def peer(self) -> Peer:
-        return Peer(self.stub)
+from octavo.rpc.errors import ServiceError
 
 
 @pytest_asyncio.fixture(name="stack")
 async def _stack(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Stack]:
-    """The stack; at its end no task and no thread is left, and no handler has failed in an unforeseen way."""
-    before = set(asyncio.all_tasks())
-    stack = Stack()
-    await stack.worker.start(lambda: make_runner(make_limits(), stack.model))
-    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(stack.servicer, stack.rpc.server)
-    await stack.rpc.start("octavo.internal.executor.v1.ExecutorService")
-    async with open_channel(f"127.0.0.1:{stack.rpc.port}") as channel:
-        stack.stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+    """A served executor, and a check at its end that nothing of it is left."""
+    async with running_executor(caplog) as stack:
         yield stack
-    stack.servicer.end_streams(ServiceError(grpc.StatusCode.UNAVAILABLE, "STOPPING", "stopping"))
-    await stack.rpc.stop(1.0)
-    await stack.worker.stop()
-    left = {task.get_coro().__qualname__ for task in set(asyncio.all_tasks()) - before}  # type: ignore[union-attr]
-    assert not {name for name in left if "_Stream" in name or "Execute" in name}
-    assert "device" not in {thread.name for thread in threading.enumerate()}
-    assert not [record for record in caplog.get_records("call") if record.name == "octavo.rpc.interceptors"]
-
-
-def _new(handle: int, token_ids: list[int], max_tokens: int = 8, **sampling: Any) -> sequence_pb2.NewSequence:
-    defaults = {"top_p": 1.0, "repetition_penalty": 1.0}
-    return pb.NewSequence(
-        handle=handle,
-        token_ids=token_ids,
-        num_prompt_tokens=len(token_ids),
-        sampling=sequence_pb2.SamplingParams(**{**defaults, **sampling}),
-        stopping=sequence_pb2.StoppingParams(max_tokens=max_tokens),
-    )
-
-
-def _first(session: int = 7, **changes: Any) -> pb.StepBatch:
-    """Step 1: sequence 1, three tokens, in block 1."""
-    fields: dict[str, Any] = {
-        "session": session,
-        "step": 1,
-        "new_sequences": [_new(1, [9, 8, 7])],
-        "handles": [1],
-        "num_scheduled_tokens": [3],
-        "num_computed_tokens": [0],
-        "num_new_blocks": [1],
-        "new_blocks": [1],
-    }
-    return pb.StepBatch(**{**fields, **changes})
-
-
-def _next(step: int, computed: int, session: int = 7) -> pb.StepBatch:
-    """One more token of sequence 1."""
-    return pb.StepBatch(
-        session=session,
-        step=step,
-        handles=[1],
-        num_scheduled_tokens=[1],
-        num_computed_tokens=[computed],
-        num_new_blocks=[1 if computed == 4 else 0],
-        new_blocks=[2] if computed == 4 else [],
-    )
 
 
 @pytest.mark.asyncio
@@ -172,7 +40,7 @@ async def test_a_session_from_welcome_to_close(stack: Stack) -> None:
     assert welcome.highest_term == 0
     await peer.write(begin=pb.Begin(term=5, session=7))
     assert (await peer.read()).ready.session == 7
-    for batch in (_first(), _next(2, 3), _next(3, 4)):
+    for batch in (first_step(), next_step(2, 3), next_step(3, 4)):
         await peer.write(step_batch=batch)
     results = [(await peer.read()).step_result for _ in range(3)]
     assert [(result.session, result.step) for result in results] == [(7, 1), (7, 2), (7, 3)]
@@ -190,8 +58,8 @@ async def test_logprobs_cross_the_wire(stack: Stack) -> None:
     """A row that asks gets its columns packed, under its row index; a row that does not gets none."""
     peer = stack.peer()
     await peer.begin(1, 7)
-    batch = _first(
-        new_sequences=[_new(1, [9, 8, 7]), _new(2, [9, 8, 7], top_logprobs=3)],
+    batch = first_step(
+        new_sequences=[new_sequence(1, [9, 8, 7]), new_sequence(2, [9, 8, 7], top_logprobs=3)],
         handles=[1, 2],
         num_scheduled_tokens=[3, 3],
         num_computed_tokens=[0, 0],
@@ -229,7 +97,7 @@ async def test_terms(stack: Stack) -> None:
     await second.write(begin=pb.Begin(term=5, session=2))
     error = await second.end()
     assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SESSION_EXISTS")
-    assert (await first.step(_first(session=1))).statuses == [pb.ROW_STATUS_OK]
+    assert (await first.step(first_step(session=1))).statuses == [pb.ROW_STATUS_OK]
     await first.call.done_writing()
     assert await asyncio.wait_for(first.call.read(), TIMEOUT) is grpc.aio.EOF
     third = stack.peer()
@@ -250,8 +118,8 @@ async def test_a_higher_term_takes_over(stack: Stack) -> None:
     old = stack.peer()
     await old.begin(5, 1)
     stack.before_forward = block
-    await old.write(step_batch=_first(session=1))
-    await old.write(step_batch=_next(2, 3, session=1))
+    await old.write(step_batch=first_step(session=1))
+    await old.write(step_batch=next_step(2, 3, session=1))
     assert await asyncio.to_thread(running.wait, TIMEOUT)
     new = stack.peer()
     await new.read()
@@ -259,7 +127,9 @@ async def test_a_higher_term_takes_over(stack: Stack) -> None:
     error = await old.end()
     assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "SESSION_REPLACED")
     ready = asyncio.create_task(new.read())
-    await new.write(step_batch=_first(session=1, new_sequences=[], num_computed_tokens=[3], num_scheduled_tokens=[1]))
+    await new.write(
+        step_batch=first_step(session=1, new_sequences=[], num_computed_tokens=[3], num_scheduled_tokens=[1])
+    )
     assert not ready.done()
     stack.before_forward = lambda number: None
     gate.set()
@@ -280,8 +150,8 @@ async def test_a_cut_connection_frees_the_executor(stack: Stack) -> None:
         assert gate.wait(TIMEOUT)
 
     stack.before_forward = block
-    await first.write(step_batch=_first(session=1))
-    await first.write(step_batch=_next(2, 3, session=1))
+    await first.write(step_batch=first_step(session=1))
+    await first.write(step_batch=next_step(2, 3, session=1))
     assert await asyncio.to_thread(running.wait, TIMEOUT)
     num_forwards = stack.model.num_forwards
     stack.worker.opened.clear()
@@ -301,7 +171,7 @@ async def test_a_cut_connection_frees_the_executor(stack: Stack) -> None:
     assert not ready.done()
     gate.set()
     assert (await asyncio.wait_for(ready, TIMEOUT)).ready.session == 2
-    assert (await peer.step(_first(session=2))).statuses == [pb.ROW_STATUS_OK]
+    assert (await peer.step(first_step(session=2))).statuses == [pb.ROW_STATUS_OK]
     # The queued step of the cut session never ran, and its sequence is gone.
     assert stack.model.num_forwards == num_forwards + 1
     after = pb.StepBatch(
@@ -315,27 +185,30 @@ async def test_frames_of_another_session_are_dropped(stack: Stack) -> None:
     """A StepBatch of another session changes nothing and is not counted."""
     peer = stack.peer()
     await peer.begin(5, 7)
-    await peer.write(step_batch=_first(session=6))
-    assert (await peer.step(_first())).statuses == [pb.ROW_STATUS_OK]
+    await peer.write(step_batch=first_step(session=6))
+    assert (await peer.step(first_step())).statuses == [pb.ROW_STATUS_OK]
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("frame", "field"),
     [
-        ({"step_batch": _first(step=2)}, "step_batch.step"),
-        ({"step_batch": _first(step=0)}, "step_batch.step"),
-        ({"step_batch": _first(num_scheduled_tokens=[])}, "step_batch.handles"),
-        ({"step_batch": _first(num_computed_tokens=[0, 0])}, "step_batch.handles"),
-        ({"step_batch": _first(num_new_blocks=[])}, "step_batch.handles"),
-        ({"step_batch": _first(new_blocks=[1, 2])}, "step_batch.new_blocks"),
-        ({"step_batch": _first(num_new_blocks=[2**32 - 1])}, "step_batch.new_blocks"),
-        ({"step_batch": _first(handles=[0], new_sequences=[])}, "step_batch.handles"),
-        ({"step_batch": _first(handles=[2])}, "step_batch.new_sequences"),
-        ({"step_batch": _first(new_sequences=[_new(1, [1]), _new(1, [1])])}, "step_batch.new_sequences"),
+        ({"step_batch": first_step(step=2)}, "step_batch.step"),
+        ({"step_batch": first_step(step=0)}, "step_batch.step"),
+        ({"step_batch": first_step(num_scheduled_tokens=[])}, "step_batch.handles"),
+        ({"step_batch": first_step(num_computed_tokens=[0, 0])}, "step_batch.handles"),
+        ({"step_batch": first_step(num_new_blocks=[])}, "step_batch.handles"),
+        ({"step_batch": first_step(new_blocks=[1, 2])}, "step_batch.new_blocks"),
+        ({"step_batch": first_step(num_new_blocks=[2**32 - 1])}, "step_batch.new_blocks"),
+        ({"step_batch": first_step(handles=[0], new_sequences=[])}, "step_batch.handles"),
+        ({"step_batch": first_step(handles=[2])}, "step_batch.new_sequences"),
+        (
+            {"step_batch": first_step(new_sequences=[new_sequence(1, [1]), new_sequence(1, [1])])},
+            "step_batch.new_sequences",
+        ),
         (
             {
-                "step_batch": _first(
+                "step_batch": first_step(
                     handles=[1, 1],
                     num_scheduled_tokens=[3, 3],
                     num_computed_tokens=[0, 0],
@@ -366,7 +239,7 @@ async def test_malformed_frames(stack: Stack, frame: dict[str, Any], field: str)
 @pytest.mark.parametrize(
     "frame",
     [
-        {"step_batch": _first()},
+        {"step_batch": first_step()},
         {},
         {"begin": pb.Begin(term=0, session=1)},
         {"begin": pb.Begin(term=1, session=0)},
@@ -406,9 +279,9 @@ async def test_failed_and_refused_steps_over_the_wire(stack: Stack) -> None:
         raise MemoryError
 
     stack.before_forward = fail
-    await peer.write(step_batch=_first())
+    await peer.write(step_batch=first_step())
     assert await asyncio.to_thread(running.wait, TIMEOUT)
-    await peer.write(step_batch=_next(2, 3))
+    await peer.write(step_batch=next_step(2, 3))
     while await asyncio.wait_for(stack.worker.submitted.get(), TIMEOUT) != 2:
         pass
     gate.set()
@@ -417,7 +290,7 @@ async def test_failed_and_refused_steps_over_the_wire(stack: Stack) -> None:
     assert (list(failed.handles), list(failed.statuses), list(failed.token_ids)) == ([], [], [])
     assert refused.failure.reason == pb.STEP_FAILURE_REASON_REFUSED
     stack.before_forward = lambda number: None
-    again = _first(step=3, new_sequences=[_new(2, [9, 8, 7])], handles=[2], released_handles=[1])
+    again = first_step(step=3, new_sequences=[new_sequence(2, [9, 8, 7])], handles=[2], released_handles=[1])
     assert (await peer.step(again)).statuses == [pb.ROW_STATUS_OK]
 
 
@@ -440,5 +313,5 @@ async def test_large_frames(stack: Stack) -> None:
     """A StepBatch of 5 MiB gets through to the row check (E16)."""
     peer = stack.peer()
     await peer.begin(5, 7)
-    result = await peer.step(_first(new_sequences=[_new(1, [2**31] * (1 << 20))]))
+    result = await peer.step(first_step(new_sequences=[new_sequence(1, [2**31] * (1 << 20))]))
     assert list(result.statuses) == [pb.ROW_STATUS_BAD_INPUT]

@@ -108,8 +108,7 @@ def test_depth_and_chunking_change_no_token(model: tuple[str, CausalLM], depth: 
 
 
 def test_recompute_equals_undisturbed(model: tuple[str, CausalLM]) -> None:
-    """Sequences preempted in prefill and in decode, some twice, end with the tokens of the undisturbed run (C6, C10).
-    """
+    """Sequences preempted in prefill and in decode, some twice, end with the undisturbed run's tokens (C6, C10)."""
     undisturbed = _run(model)
     driver = _driver(model, depth=2, chunk=9)
     for key, sequence in _sequences().items():

@@ -11,9 +11,12 @@ import pytest
 from gateway_fakes import TIMEOUT, FakeScheduler, Stack, running_stack, text_of, tokens_of
 from tokenizer_samples import EOS_ID, byte_level
 
-from gateway.scheduler_client import Backoff
+from gateway.cell import Cell
+from gateway.live_requests import LiveRequests
+from gateway.scheduler_client import Backoff, SchedulerClient
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.models.prepared import PreparedModel
+from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import from_rpc_error
 from octavo.v1 import inference_pb2
 
@@ -275,3 +278,54 @@ def test_backoff_grows_to_a_bound() -> None:
         delays = [backoff.delay(num_failures) for _ in range(50)]
         assert all(whole / 2 <= delay <= whole for delay in delays)
         assert len(set(delays)) > 1
+
+
+class EndedCall:
+    """A stream that had ended before the first write: grpc says so by InvalidStateError."""
+
+    async def write(self, frame: scheduler_pb2.AttachRequest) -> None:
+        raise asyncio.InvalidStateError("RPC already finished.")
+
+    async def read(self) -> object:
+        return await asyncio.get_running_loop().create_future()
+
+    def __aiter__(self) -> EndedCall:
+        return self
+
+    async def __anext__(self) -> scheduler_pb2.AttachResponse:
+        return await self.read()  # type: ignore[return-value]
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def cancel(self) -> bool:
+        return True
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("fault", ["ended", "unforeseen"])
+async def test_a_stream_that_fails_in_any_way_is_followed_by_another(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A write that races the end of the stream, and even a bug, costs one stream and never the attachment."""
+    attempts: asyncio.Queue[None] = asyncio.Queue()
+
+    class Stub:
+        def __init__(self, channel: object) -> None: ...
+
+        def Attach(self, wait_for_ready: bool) -> EndedCall:  # noqa: N802
+            attempts.put_nowait(None)
+            if fault == "unforeseen":
+                raise ZeroDivisionError
+            return EndedCall()
+
+    clock = asyncio.get_running_loop().time
+    live = LiveRequests("ab" * 16, clock)
+    async with open_channel("127.0.0.1:1") as channel:
+        client = SchedulerClient(channel, live, Cell(), cell_name="c", clock=clock, backoff=Backoff(0.001, 0.001))
+        client._stub = Stub(channel)  # type: ignore[assignment]
+        client.start()
+        for _ in range(3):
+            await asyncio.wait_for(attempts.get(), TIMEOUT)
+        await client.stop(1.0)
+    assert ("the stream to the scheduler failed" in caplog.messages) == (fault == "unforeseen")
