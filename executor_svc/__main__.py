@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-# OpenMP reads it when torch is loaded, so it stands before every other import. A thread that spins at the end of a
-# parallel loop takes the core that another service or a slower thread needs; with as many threads as cores and anything
-# else at work, that made decode steps several times as long: docs/decisions/openmp-wait-policy.md.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP reads it when torch is loaded, so it stands before every other import. A thread that spins for long at the end of
+# a parallel loop takes the core that another service or a slower thread needs: docs/decisions/openmp-spinning.md.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from executor_svc.models import ModelLoadError
 from executor_svc.server import serve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 # As in executor_svc/__main__.py, and for the same reason: cells in this process share its cores with the tests.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from hypothesis import HealthCheck, settings
 

@@ -20,7 +20,7 @@ from octavo.rpc.errors import from_rpc_error
 from octavo.v1 import inference_pb2_grpc
 
 PROMPTS = [[5 + index, 6, 7] for index in range(10)]
-LONG = 150
+LONG = 100
 
 
 class LiveStreams:

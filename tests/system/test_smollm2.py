@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from octavo.v1 import inference_pb2
 
 TEXT = (Path(__file__).parent.parent / "data" / "lighthouse.txt").read_text()
 LENGTHS = (1, 2, 3, 5, 8, 12, 15, 16, 17, 24, 31, 32, 33, 47, 48, 49, 64, 65, 100, 128, 129, 200, 300, 1500)
-MAX_TOKENS = 12
+MAX_TOKENS = 10
 # 2 x 30 layers x 3 heads x 64 x 4 bytes x 16 tokens
 BLOCK_BYTES = 737_280
 ROOM = {"threads": "2", "kv_memory": "600MiB", "max_model_len": "2048"}
@@ -53,7 +54,12 @@ def prompts(smollm2: PreparedModel) -> list[list[int]]:
 @pytest.fixture(scope="session")
 def wanted(smollm2_reference: Reference, prompts: list[list[int]]) -> list[list[int]]:
     """What transformers writes after each prompt."""
-    return [smollm2_reference.greedy(prompt, MAX_TOKENS) for prompt in prompts]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        return [smollm2_reference.greedy(prompt, MAX_TOKENS) for prompt in prompts]
+    finally:
+        torch.set_num_threads(threads)
 
 
 async def _greedy(
@@ -143,9 +149,9 @@ async def test_bfloat16_is_as_near_as_transformers_bfloat16(
     Both round at different places, so they differ from each other about as much as each does from float32: that the
     distance to float32 is no more than twice transformers' own is asserted too.
     """
-    short = [prompt for prompt in prompts if len(prompt) in (8, 17, 33, 48)]
+    short = [prompt for prompt in prompts if len(prompt) in (17, 33)]
     async with in_process(smollm2, flags={**ROOM, "dtype": "bfloat16"}) as stack:
-        requests = [request_for(prompt, 8, ignore_eos=True) for prompt in short]
+        requests = [request_for(prompt, 6, ignore_eos=True) for prompt in short]
         for request in requests:
             request.output.top_logprobs = 0
         outputs = await generate_all(stack, requests)
