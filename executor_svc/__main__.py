@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-# OpenMP reads it when torch is loaded, so it stands before every other import. A thread that spins for long at the end of
-# a parallel loop takes the core that another service or a slower thread needs: docs/decisions/openmp-spinning.md.
+# OpenMP reads it when torch is loaded, so it stands before every other import. A thread that spins for long at the end
+# of a parallel loop takes the core that another service or a slower thread needs: docs/decisions/openmp-spinning.md.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

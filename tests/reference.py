@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,20 @@ class Reference:
         self.model: Any = model.eval()
 
     @classmethod
-    def open(cls, weights: Path, dtype: torch.dtype = torch.float32) -> Reference:
-        """Load a Hugging Face folder or a GGUF file, whose packed weights are unpacked first."""
+    def open(cls, weights: Path) -> Reference:
+        """Load a Hugging Face folder or a GGUF file, whose packed weights are unpacked first, in float32."""
         if weights.suffix == ".gguf":
+            unpacked = GgufConfig(dequantize=True)
             model = AutoModelForCausalLM.from_pretrained(
-                weights.parent, gguf_file=weights.name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+                weights.parent, gguf_file=weights.name, dtype=torch.float32, quantization_config=unpacked
             )
         else:
-            model = AutoModelForCausalLM.from_pretrained(weights, dtype=dtype)
+            model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
         return cls(model)
+
+    def in_bfloat16(self) -> Reference:
+        """The same weights, rounded."""
+        return Reference(copy.deepcopy(self.model).to(torch.bfloat16))
 
     @torch.inference_mode()
     def greedy(self, prompt: Sequence[int], max_tokens: int, **generation: Any) -> list[int]:

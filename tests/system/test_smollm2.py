@@ -155,7 +155,7 @@ async def test_bfloat16_is_as_near_as_transformers_bfloat16(
         for request in requests:
             request.output.top_logprobs = 0
         outputs = await generate_all(stack, requests)
-    bfloat16 = Reference.open(smollm2.weights, torch.bfloat16)
+    bfloat16 = smollm2_reference.in_bfloat16()
     ours, theirs, exact = [], [], []
     for prompt, output in zip(short, outputs, strict=True):
         choice = output.choices[0]
