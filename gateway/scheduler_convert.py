@@ -37,6 +37,7 @@ def submit_from(request: LiveRequest, now: float) -> scheduler_pb2.AttachRequest
         choices=[_choice(choice) for choice in request.choices],
         age=_duration(now - request.accepted_at),
         traceparent=request.traceparent,
+        accepted=request.confirmed,
     )
     if request.deadline is not None:
         submit.remaining_deadline.CopyFrom(_duration(request.deadline - now))

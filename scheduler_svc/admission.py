@@ -43,7 +43,7 @@ def check_pool(record: RequestRecord, pool: Sequence[ExecutorState], *, is_known
     model has another revision now.
     """
     if not pool:
-        if record.has_progress:
+        if record.is_resumed:
             return
         if is_known_model:
             message = f"no executor of model {record.model!r} is ready; try again"
@@ -51,7 +51,7 @@ def check_pool(record: RequestRecord, pool: Sequence[ExecutorState], *, is_known
         message = f"no executor serves model {record.model!r}"
         raise ServiceError(grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL", message, metadata={"model": record.model})
     check_revision(record.model, record.model_revision, pool)
-    if not record.has_progress:
+    if not record.is_resumed:
         _check_length(record, pool)
 
 

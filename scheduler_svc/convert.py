@@ -83,6 +83,7 @@ def request_record(incarnation: str, submit: scheduler_pb2.Submit) -> RequestRec
         age=max(0.0, _seconds(submit.age)),
         remaining_deadline=_seconds(submit.remaining_deadline) if submit.HasField("remaining_deadline") else None,
         traceparent=submit.traceparent,
+        was_accepted=submit.accepted,
     )
 
 

@@ -61,11 +61,12 @@ class RequestRecord:
     age: float
     remaining_deadline: float | None
     traceparent: str
+    was_accepted: bool = False
 
     @property
-    def has_progress(self) -> bool:
-        """Whether a scheduler has worked on it before: what was accepted once is not refused for want of room."""
-        return any(choice.token_ids or choice.end for choice in self.choices)
+    def is_resumed(self) -> bool:
+        """Whether a scheduler has accepted it before: it is owed an ending, and waits where others are refused."""
+        return self.was_accepted or any(choice.token_ids or choice.end for choice in self.choices)
 
 
 class SequenceStatus(Enum):
@@ -87,7 +88,7 @@ class LiveRequest:
         self.arrival = now - record.age
         self.deadline = None if record.remaining_deadline is None else now + record.remaining_deadline
         # Once started it is owed an ending: policies may no longer shed it.
-        self.was_started = record.has_progress
+        self.was_started = record.is_resumed
         self.sequences = tuple(Sequence(self, index, max_num_tokens) for index in range(len(record.choices)))
         self.num_open = len(self.sequences)
 

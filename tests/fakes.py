@@ -78,6 +78,7 @@ def make_record(
     choices: Sequence[ChoiceRecord] = (ChoiceRecord(),),
     age: float = 0.0,
     remaining_deadline: float | None = None,
+    was_accepted: bool = False,
 ) -> RequestRecord:
     """Return a record; its sampling, which the scheduler passes on unread, is the seed of the fake model."""
     return RequestRecord(
@@ -93,6 +94,7 @@ def make_record(
         age=age,
         remaining_deadline=remaining_deadline,
         traceparent="",
+        was_accepted=was_accepted,
     )
 
 

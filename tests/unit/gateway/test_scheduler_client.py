@@ -93,6 +93,7 @@ async def test_scheduler_restarts(prepared: PreparedModel, num_tokens: int) -> N
         await scheduler.start()
         first, again = await scheduler.wait_received("submit", 2)
         assert list(again.choices[0].token_ids) == TOKENS[:num_tokens]
+        assert (first.accepted, again.accepted) == (False, True)
         assert again.age.ToNanoseconds() > first.age.ToNanoseconds()
         for field in ("request", "label", "model", "model_revision", "prompt_token_ids", "sampling", "stopping"):
             assert getattr(again, field) == getattr(first, field)

@@ -296,6 +296,19 @@ def test_orphans_wait_for_an_executor_and_then_go_on() -> None:
     assert cell.gateway.tokens[record.id, 0] == undisturbed(record, 0)[0]
 
 
+def test_accepted_work_waits_at_a_scheduler_without_executors() -> None:
+    """After a restart of the scheduler what was accepted before waits, even without a token; what is new is refused."""
+    cell = make_cell(depth=2)
+    accepted = make_record(1, max_tokens=9, was_accepted=True)
+    cell.submit(accepted)
+    with pytest.raises(ServiceError) as caught:
+        cell.engine.submit(make_record(2), cell.now)
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    cell.add_executor(make_spec())
+    cell.settle()
+    assert cell.gateway.tokens[accepted.id, 0] == undisturbed(accepted, 0)[0]
+
+
 def test_orphans_fail_after_the_timeout() -> None:
     """After orphan_timeout without an executor that fits, the request fails with UNAVAILABLE and a retry delay."""
     cell = make_cell(make_spec(), depth=2)

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from octavo.internal.executor.v1 import sequence_pb2 as octavo_dot_internal_dot_executor_dot_v1_dot_sequence__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,octavo/internal/scheduler/v1/scheduler.proto\x12\x1coctavo.internal.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a*octavo/internal/executor/v1/sequence.proto\"\xf0\x01\n\rAttachRequest\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.octavo.internal.scheduler.v1.HelloH\x00\x12\x36\n\x06submit\x18\x02 \x01(\x0b\x32$.octavo.internal.scheduler.v1.SubmitH\x00\x12\x36\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32$.octavo.internal.scheduler.v1.CancelH\x00\x12\x30\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32!.octavo.internal.scheduler.v1.AckH\x00\x42\x07\n\x05\x66rame\"\xcc\x03\n\x0e\x41ttachResponse\x12\x38\n\x07welcome\x18\x01 \x01(\x0b\x32%.octavo.internal.scheduler.v1.WelcomeH\x00\x12:\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32&.octavo.internal.scheduler.v1.AcceptedH\x00\x12:\n\x08rejected\x18\x03 \x01(\x0b\x32&.octavo.internal.scheduler.v1.RejectedH\x00\x12\x41\n\x0cstep_outputs\x18\x04 \x01(\x0b\x32).octavo.internal.scheduler.v1.StepOutputsH\x00\x12:\n\x08\x66inished\x18\x05 \x01(\x0b\x32&.octavo.internal.scheduler.v1.FinishedH\x00\x12?\n\x0bmodel_pools\x18\x06 \x01(\x0b\x32(.octavo.internal.scheduler.v1.ModelPoolsH\x00\x12?\n\x0bload_report\x18\x07 \x01(\x0b\x32(.octavo.internal.scheduler.v1.LoadReportH\x00\x42\x07\n\x05\x66rame\"W\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x02 \x01(\t\x12\x14\n\x0chighest_term\x18\x03 \x01(\x04\x12\x15\n\rlive_requests\x18\x04 \x03(\x04\"1\n\x07Welcome\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x18\n\x10unknown_requests\x18\x02 \x03(\x04\"\xa8\x03\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12=\n\x08sampling\x18\x07 \x01(\x0b\x32+.octavo.internal.executor.v1.SamplingParams\x12=\n\x08stopping\x18\x08 \x01(\x0b\x32+.octavo.internal.executor.v1.StoppingParams\x12;\n\x07\x63hoices\x18\t \x03(\x0b\x32*.octavo.internal.scheduler.v1.ChoiceRecord\x12&\n\x03\x61ge\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12remaining_deadline\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\"W\n\x0c\x43hoiceRecord\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x34\n\x03\x65nd\x18\x02 \x01(\x0b\x32\'.octavo.internal.scheduler.v1.ChoiceEnd\"u\n\tChoiceEnd\x12:\n\x06reason\x18\x01 \x01(\x0e\x32*.octavo.internal.scheduler.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\x9f\x01\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x13\n\x06\x63hoice\x18\x02 \x01(\rH\x00\x88\x01\x01\x12:\n\x06reason\x18\x03 \x01(\x0e\x32*.octavo.internal.scheduler.v1.CancelReason\x12\x18\n\x0bkept_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x42\t\n\x07_choiceB\x0e\n\x0c_kept_tokens\"\x17\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x1b\n\x08\x41\x63\x63\x65pted\x12\x0f\n\x07request\x18\x01 \x01(\x04\"V\n\x08Rejected\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x39\n\x05\x65rror\x18\x02 \x01(\x0b\x32*.octavo.internal.scheduler.v1.RequestError\"\\\n\x0bStepOutputs\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12;\n\x07outputs\x18\x02 \x03(\x0b\x32*.octavo.internal.scheduler.v1.ChoiceOutput\"\xd7\x01\n\x0c\x43hoiceOutput\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x42\n\x08logprobs\x18\x05 \x01(\x0b\x32\x30.octavo.internal.executor.v1.TokenLogprobColumns\x12\x34\n\x03\x65nd\x18\x06 \x01(\x0b\x32\'.octavo.internal.scheduler.v1.ChoiceEnd\"h\n\x08\x46inished\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\x04\x12\x39\n\x05\x65rror\x18\x03 \x01(\x0b\x32*.octavo.internal.scheduler.v1.RequestError\"\xf9\x01\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12J\n\x08metadata\x18\x04 \x03(\x0b\x32\x38.octavo.internal.scheduler.v1.RequestError.MetadataEntry\x12\r\n\x05\x66ield\x18\x05 \x01(\t\x12.\n\x0bretry_delay\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"D\n\nModelPools\x12\x36\n\x05pools\x18\x01 \x03(\x0b\x32\'.octavo.internal.scheduler.v1.ModelPool\"`\n\tModelPool\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x15\n\rnum_executors\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"H\n\nLoadReport\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x02\"\x10\n\x0eGetLoadRequest\"\xe2\x01\n\x0fGetLoadResponse\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x13\n\x0bnum_desyncs\x18\x06 \x01(\x04\x12\x14\n\x0cnum_gateways\x18\x07 \x01(\r\x12=\n\texecutors\x18\x08 \x03(\x0b\x32*.octavo.internal.scheduler.v1.ExecutorLoad\"\xad\x01\n\x0c\x45xecutorLoad\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x15\n\rnum_in_flight\x18\x05 \x01(\r\x12\x11\n\tnum_steps\x18\x06 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x08 \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*\x97\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x02\x12\x16\n\x12\x43\x41NCEL_REASON_STOP\x10\x03\x12\x1a\n\x16\x43\x41NCEL_REASON_SHUTDOWN\x10\x04\x32\xe3\x01\n\x10SchedulerService\x12g\n\x06\x41ttach\x12+.octavo.internal.scheduler.v1.AttachRequest\x1a,.octavo.internal.scheduler.v1.AttachResponse(\x01\x30\x01\x12\x66\n\x07GetLoad\x12,.octavo.internal.scheduler.v1.GetLoadRequest\x1a-.octavo.internal.scheduler.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,octavo/internal/scheduler/v1/scheduler.proto\x12\x1coctavo.internal.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a*octavo/internal/executor/v1/sequence.proto\"\xf0\x01\n\rAttachRequest\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.octavo.internal.scheduler.v1.HelloH\x00\x12\x36\n\x06submit\x18\x02 \x01(\x0b\x32$.octavo.internal.scheduler.v1.SubmitH\x00\x12\x36\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32$.octavo.internal.scheduler.v1.CancelH\x00\x12\x30\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32!.octavo.internal.scheduler.v1.AckH\x00\x42\x07\n\x05\x66rame\"\xcc\x03\n\x0e\x41ttachResponse\x12\x38\n\x07welcome\x18\x01 \x01(\x0b\x32%.octavo.internal.scheduler.v1.WelcomeH\x00\x12:\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32&.octavo.internal.scheduler.v1.AcceptedH\x00\x12:\n\x08rejected\x18\x03 \x01(\x0b\x32&.octavo.internal.scheduler.v1.RejectedH\x00\x12\x41\n\x0cstep_outputs\x18\x04 \x01(\x0b\x32).octavo.internal.scheduler.v1.StepOutputsH\x00\x12:\n\x08\x66inished\x18\x05 \x01(\x0b\x32&.octavo.internal.scheduler.v1.FinishedH\x00\x12?\n\x0bmodel_pools\x18\x06 \x01(\x0b\x32(.octavo.internal.scheduler.v1.ModelPoolsH\x00\x12?\n\x0bload_report\x18\x07 \x01(\x0b\x32(.octavo.internal.scheduler.v1.LoadReportH\x00\x42\x07\n\x05\x66rame\"W\n\x05Hello\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x02 \x01(\t\x12\x14\n\x0chighest_term\x18\x03 \x01(\x04\x12\x15\n\rlive_requests\x18\x04 \x03(\x04\"1\n\x07Welcome\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x18\n\x10unknown_requests\x18\x02 \x03(\x04\"\xba\x03\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12=\n\x08sampling\x18\x07 \x01(\x0b\x32+.octavo.internal.executor.v1.SamplingParams\x12=\n\x08stopping\x18\x08 \x01(\x0b\x32+.octavo.internal.executor.v1.StoppingParams\x12;\n\x07\x63hoices\x18\t \x03(\x0b\x32*.octavo.internal.scheduler.v1.ChoiceRecord\x12&\n\x03\x61ge\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12remaining_deadline\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\r \x01(\x08\"W\n\x0c\x43hoiceRecord\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x34\n\x03\x65nd\x18\x02 \x01(\x0b\x32\'.octavo.internal.scheduler.v1.ChoiceEnd\"u\n\tChoiceEnd\x12:\n\x06reason\x18\x01 \x01(\x0e\x32*.octavo.internal.scheduler.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\x9f\x01\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x13\n\x06\x63hoice\x18\x02 \x01(\rH\x00\x88\x01\x01\x12:\n\x06reason\x18\x03 \x01(\x0e\x32*.octavo.internal.scheduler.v1.CancelReason\x12\x18\n\x0bkept_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x42\t\n\x07_choiceB\x0e\n\x0c_kept_tokens\"\x17\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x1b\n\x08\x41\x63\x63\x65pted\x12\x0f\n\x07request\x18\x01 \x01(\x04\"V\n\x08Rejected\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x39\n\x05\x65rror\x18\x02 \x01(\x0b\x32*.octavo.internal.scheduler.v1.RequestError\"\\\n\x0bStepOutputs\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12;\n\x07outputs\x18\x02 \x03(\x0b\x32*.octavo.internal.scheduler.v1.ChoiceOutput\"\xd7\x01\n\x0c\x43hoiceOutput\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x42\n\x08logprobs\x18\x05 \x01(\x0b\x32\x30.octavo.internal.executor.v1.TokenLogprobColumns\x12\x34\n\x03\x65nd\x18\x06 \x01(\x0b\x32\'.octavo.internal.scheduler.v1.ChoiceEnd\"h\n\x08\x46inished\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\x04\x12\x39\n\x05\x65rror\x18\x03 \x01(\x0b\x32*.octavo.internal.scheduler.v1.RequestError\"\xf9\x01\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12J\n\x08metadata\x18\x04 \x03(\x0b\x32\x38.octavo.internal.scheduler.v1.RequestError.MetadataEntry\x12\r\n\x05\x66ield\x18\x05 \x01(\t\x12.\n\x0bretry_delay\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"D\n\nModelPools\x12\x36\n\x05pools\x18\x01 \x03(\x0b\x32\'.octavo.internal.scheduler.v1.ModelPool\"`\n\tModelPool\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x15\n\rnum_executors\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"H\n\nLoadReport\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x02\"\x10\n\x0eGetLoadRequest\"\xe2\x01\n\x0fGetLoadResponse\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x05 \x01(\x04\x12\x13\n\x0bnum_desyncs\x18\x06 \x01(\x04\x12\x14\n\x0cnum_gateways\x18\x07 \x01(\r\x12=\n\texecutors\x18\x08 \x03(\x0b\x32*.octavo.internal.scheduler.v1.ExecutorLoad\"\xad\x01\n\x0c\x45xecutorLoad\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x15\n\rnum_in_flight\x18\x05 \x01(\r\x12\x11\n\tnum_steps\x18\x06 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x08 \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*\x97\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x02\x12\x16\n\x12\x43\x41NCEL_REASON_STOP\x10\x03\x12\x1a\n\x16\x43\x41NCEL_REASON_SHUTDOWN\x10\x04\x32\xe3\x01\n\x10SchedulerService\x12g\n\x06\x41ttach\x12+.octavo.internal.scheduler.v1.AttachRequest\x1a,.octavo.internal.scheduler.v1.AttachResponse(\x01\x30\x01\x12\x66\n\x07GetLoad\x12,.octavo.internal.scheduler.v1.GetLoadRequest\x1a-.octavo.internal.scheduler.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REQUESTERROR_METADATAENTRY']._loaded_options = None
   _globals['_REQUESTERROR_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=3274
-  _globals['_FINISHREASON']._serialized_end=3398
-  _globals['_CANCELREASON']._serialized_start=3401
-  _globals['_CANCELREASON']._serialized_end=3552
+  _globals['_FINISHREASON']._serialized_start=3292
+  _globals['_FINISHREASON']._serialized_end=3416
+  _globals['_CANCELREASON']._serialized_start=3419
+  _globals['_CANCELREASON']._serialized_end=3570
   _globals['_ATTACHREQUEST']._serialized_start=155
   _globals['_ATTACHREQUEST']._serialized_end=395
   _globals['_ATTACHRESPONSE']._serialized_start=398
@@ -48,41 +48,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WELCOME']._serialized_start=949
   _globals['_WELCOME']._serialized_end=998
   _globals['_SUBMIT']._serialized_start=1001
-  _globals['_SUBMIT']._serialized_end=1425
-  _globals['_CHOICERECORD']._serialized_start=1427
-  _globals['_CHOICERECORD']._serialized_end=1514
-  _globals['_CHOICEEND']._serialized_start=1516
-  _globals['_CHOICEEND']._serialized_end=1633
-  _globals['_CANCEL']._serialized_start=1636
-  _globals['_CANCEL']._serialized_end=1795
-  _globals['_ACK']._serialized_start=1797
-  _globals['_ACK']._serialized_end=1820
-  _globals['_ACCEPTED']._serialized_start=1822
-  _globals['_ACCEPTED']._serialized_end=1849
-  _globals['_REJECTED']._serialized_start=1851
-  _globals['_REJECTED']._serialized_end=1937
-  _globals['_STEPOUTPUTS']._serialized_start=1939
-  _globals['_STEPOUTPUTS']._serialized_end=2031
-  _globals['_CHOICEOUTPUT']._serialized_start=2034
-  _globals['_CHOICEOUTPUT']._serialized_end=2249
-  _globals['_FINISHED']._serialized_start=2251
-  _globals['_FINISHED']._serialized_end=2355
-  _globals['_REQUESTERROR']._serialized_start=2358
-  _globals['_REQUESTERROR']._serialized_end=2607
-  _globals['_REQUESTERROR_METADATAENTRY']._serialized_start=2560
-  _globals['_REQUESTERROR_METADATAENTRY']._serialized_end=2607
-  _globals['_MODELPOOLS']._serialized_start=2609
-  _globals['_MODELPOOLS']._serialized_end=2677
-  _globals['_MODELPOOL']._serialized_start=2679
-  _globals['_MODELPOOL']._serialized_end=2775
-  _globals['_LOADREPORT']._serialized_start=2777
-  _globals['_LOADREPORT']._serialized_end=2849
-  _globals['_GETLOADREQUEST']._serialized_start=2851
-  _globals['_GETLOADREQUEST']._serialized_end=2867
-  _globals['_GETLOADRESPONSE']._serialized_start=2870
-  _globals['_GETLOADRESPONSE']._serialized_end=3096
-  _globals['_EXECUTORLOAD']._serialized_start=3099
-  _globals['_EXECUTORLOAD']._serialized_end=3272
-  _globals['_SCHEDULERSERVICE']._serialized_start=3555
-  _globals['_SCHEDULERSERVICE']._serialized_end=3782
+  _globals['_SUBMIT']._serialized_end=1443
+  _globals['_CHOICERECORD']._serialized_start=1445
+  _globals['_CHOICERECORD']._serialized_end=1532
+  _globals['_CHOICEEND']._serialized_start=1534
+  _globals['_CHOICEEND']._serialized_end=1651
+  _globals['_CANCEL']._serialized_start=1654
+  _globals['_CANCEL']._serialized_end=1813
+  _globals['_ACK']._serialized_start=1815
+  _globals['_ACK']._serialized_end=1838
+  _globals['_ACCEPTED']._serialized_start=1840
+  _globals['_ACCEPTED']._serialized_end=1867
+  _globals['_REJECTED']._serialized_start=1869
+  _globals['_REJECTED']._serialized_end=1955
+  _globals['_STEPOUTPUTS']._serialized_start=1957
+  _globals['_STEPOUTPUTS']._serialized_end=2049
+  _globals['_CHOICEOUTPUT']._serialized_start=2052
+  _globals['_CHOICEOUTPUT']._serialized_end=2267
+  _globals['_FINISHED']._serialized_start=2269
+  _globals['_FINISHED']._serialized_end=2373
+  _globals['_REQUESTERROR']._serialized_start=2376
+  _globals['_REQUESTERROR']._serialized_end=2625
+  _globals['_REQUESTERROR_METADATAENTRY']._serialized_start=2578
+  _globals['_REQUESTERROR_METADATAENTRY']._serialized_end=2625
+  _globals['_MODELPOOLS']._serialized_start=2627
+  _globals['_MODELPOOLS']._serialized_end=2695
+  _globals['_MODELPOOL']._serialized_start=2697
+  _globals['_MODELPOOL']._serialized_end=2793
+  _globals['_LOADREPORT']._serialized_start=2795
+  _globals['_LOADREPORT']._serialized_end=2867
+  _globals['_GETLOADREQUEST']._serialized_start=2869
+  _globals['_GETLOADREQUEST']._serialized_end=2885
+  _globals['_GETLOADRESPONSE']._serialized_start=2888
+  _globals['_GETLOADRESPONSE']._serialized_end=3114
+  _globals['_EXECUTORLOAD']._serialized_start=3117
+  _globals['_EXECUTORLOAD']._serialized_end=3290
+  _globals['_SCHEDULERSERVICE']._serialized_start=3573
+  _globals['_SCHEDULERSERVICE']._serialized_end=3800
 # @@protoc_insertion_point(module_scope)

@@ -86,7 +86,7 @@ class Welcome(_message.Message):
     def __init__(self, term: _Optional[int] = ..., unknown_requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "label", "model", "model_revision", "tenant", "prompt_token_ids", "sampling", "stopping", "choices", "age", "remaining_deadline", "traceparent")
+    __slots__ = ("request", "label", "model", "model_revision", "tenant", "prompt_token_ids", "sampling", "stopping", "choices", "age", "remaining_deadline", "traceparent", "accepted")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Submit(_message.Message):
     AGE_FIELD_NUMBER: _ClassVar[int]
     REMAINING_DEADLINE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     request: int
     label: str
     model: str
@@ -111,7 +112,8 @@ class Submit(_message.Message):
     age: _duration_pb2.Duration
     remaining_deadline: _duration_pb2.Duration
     traceparent: str
-    def __init__(self, request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ChoiceRecord, _Mapping]]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    accepted: bool
+    def __init__(self, request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ChoiceRecord, _Mapping]]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., accepted: bool = ...) -> None: ...
 
 class ChoiceRecord(_message.Message):
     __slots__ = ("token_ids", "end")
