@@ -49,7 +49,7 @@ class ExecutorServer:
 
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = settings
-        self._worker = Worker()
+        self._worker = Worker(check_invariants=settings.check_invariants)
         self._rpc = RpcServer(settings.bind, settings.port)
         self._servicer: ExecutorService
         self._watch: asyncio.Task[int]

@@ -31,6 +31,9 @@ class StepRunner(Protocol):
     def refuse(self, batch: StepBatch) -> StepResult:
         """Answer a step that was in flight behind a failed one, without running it."""
 
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the state contradicts itself."""
+
 
 RunnerType = TypeVar("RunnerType", bound=StepRunner)
 
@@ -96,9 +99,10 @@ class _Step:
 
 
 class Worker:
-    """The device thread."""
+    """The device thread. check_invariants: after every step; a state that contradicts itself ends the thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, check_invariants: bool = False) -> None:
+        self._check_invariants = check_invariants
         self._runner: StepRunner
         self._queue: SimpleQueue[_Begin | _Step | None] = SimpleQueue()
         self._thread: Thread
@@ -189,6 +193,8 @@ class Worker:
                 if result.failure is not None and not refused:
                     failures += 1
                 event = replace(result, timings=replace(result.timings, queue=waited))
+                if self._check_invariants:
+                    self._runner.check_invariants()
             self._tell(session.receive, event)
 
     def _tell(self, call: Callable[..., None], *arguments: object) -> None:

@@ -58,14 +58,16 @@ class SchedulerClient:
         cell_name: str,
         clock: Callable[[], float],
         backoff: Backoff,
+        check_invariants: bool = False,
     ) -> None:
-        """`clock`: seconds, the event loop's."""
+        """`clock`: seconds, the event loop's. `check_invariants`: those of the records, after every frame."""
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self._live = live
         self._cell = cell
         self._cell_name = cell_name
         self._clock = clock
         self._backoff = backoff
+        self._check_invariants = check_invariants
         self._highest_term = 0
         self._num_failures = 0
         self._outbox: _Outbox | None = None
@@ -160,6 +162,8 @@ class SchedulerClient:
         async for frame in call:
             if is_welcome:
                 self._apply(frame, outbox)
+                if self._check_invariants:
+                    self._live.check_invariants()
             elif frame.WhichOneof("frame") == "welcome":
                 is_welcome = True
                 self._be_welcome(frame.welcome, outbox)

@@ -47,7 +47,13 @@ class GatewayServer:
         self._cell = Cell()
         self._channel = open_channel(settings.scheduler)
         self._scheduler = SchedulerClient(
-            self._channel, self.live, self._cell, cell_name=settings.cell, clock=clock, backoff=backoff
+            self._channel,
+            self.live,
+            self._cell,
+            cell_name=settings.cell,
+            clock=clock,
+            backoff=backoff,
+            check_invariants=settings.check_invariants,
         )
         generator = Generator(self._models, self.live, self._cell, self._scheduler, clock)
         self._rpc = RpcServer(settings.bind, settings.port)

@@ -42,6 +42,7 @@ class GatewaySettings(Settings):
     port: int = setting(
         GATEWAY_PORT, per_program=True, least=0, most=65535, help="port of the gRPC API; 0 picks a free one"
     )
+    check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
 
@@ -95,6 +96,7 @@ class ExecutorSettings(Settings):
         None, parse=parse_bytes, least=1, help="memory for KV blocks, such as 4GiB; default: a share of what is free"
     )
     threads: int | None = setting(None, least=1, help="CPU threads of the model; default: all cores")
+    check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
 

@@ -26,6 +26,7 @@ class ScriptedRunner:
         self.failing: set[int] = set()
         self.load_error: Exception | None = None
         self.fatal_step = 0
+        self.is_broken = False
 
     def load(self) -> ScriptedRunner:
         self._note("load", 0)
@@ -35,6 +36,9 @@ class ScriptedRunner:
 
     def reset(self) -> None:
         self._note("reset", 0)
+
+    def check_invariants(self) -> None:
+        assert not self.is_broken, "broken"
 
     def run(self, batch: StepBatch) -> StepResult:
         self._note("run", batch.step)
@@ -177,6 +181,23 @@ async def test_a_failed_load_is_raised(runner: ScriptedRunner) -> None:
         await worker.start(runner.load)
     assert not worker.alive
     assert "device" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.asyncio
+async def test_a_state_that_contradicts_itself_ends_the_thread(runner: ScriptedRunner) -> None:
+    """With check_invariants a broken state ends the device thread after the step that broke it."""
+    worker = Worker(check_invariants=True)
+    await worker.start(runner.load)
+    events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+    session = worker.open(1, events.put_nowait)
+    session.submit(StepBatch(1, 1))
+    await _next(events)
+    await _next(events)
+    runner.is_broken = True
+    session.submit(StepBatch(1, 2))
+    error = await asyncio.wait_for(worker.wait_ended(), TIMEOUT)
+    assert "broken" in str(error)
+    await worker.stop()
 
 
 @pytest.mark.asyncio
