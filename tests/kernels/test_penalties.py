@@ -53,6 +53,25 @@ def test_repetition_penalty_as_in_transformers(apply: ApplyPenalties) -> None:
 
 
 @SETS
+@pytest.mark.parametrize("tiny", [1e-45, 1e-40, 1e-38])
+def test_the_smallest_repetition_leaves_logits_finite(apply: ApplyPenalties, tiny: float) -> None:
+    """Any repetition above 0 is allowed: what it makes of a logit ends at the largest float and is never infinite."""
+    logits = torch.tensor([[30.0, -30.0, 0.0, 1.0]])
+    apply(
+        logits,
+        rows=torch.tensor([0, 0, 0]),
+        token_ids=torch.tensor([0, 1, 2]),
+        output_counts=torch.ones(3, dtype=torch.int32),
+        repetition=_columns(tiny),
+        presence=_columns(-2.0),
+        frequency=_columns(-2.0),
+    )
+    assert logits.isfinite().all()
+    assert logits.argmax() == 0
+    assert logits[0, 3] == 1.0
+
+
+@SETS
 def test_nothing_seen(apply: ApplyPenalties) -> None:
     """Without places nothing changes, however strong the penalties."""
     logits = torch.randn(2, 5)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+LARGEST_LOGIT = torch.finfo(torch.float32).max
+"""Where penalised logits end, in either direction."""
 
 
 class ApplyPenalties(Protocol):
@@ -27,5 +31,6 @@ class ApplyPenalties(Protocol):
         the output holds the token (output_counts int32 [M]; 0 where only the prompt does). Places are distinct.
         repetition, presence and frequency are float32 [N]. At each place, in this order: a positive logit is divided
         by the row's repetition, any other multiplied by it; presence is subtracted where the count is above 0;
-        frequency times the count is subtracted. 1, 0 and 0 change nothing. M may be 0.
+        frequency times the count is subtracted. 1, 0 and 0 change nothing. What goes past the largest finite float32
+        stays there: a tiny repetition must not make a logit infinite. M may be 0.
         """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from executor_svc.kernels.penalties import LARGEST_LOGIT
+
 
 def apply_penalties(
     logits: Tensor,
@@ -23,4 +25,4 @@ def apply_penalties(
     counts = output_counts.to(torch.float32)
     seen -= presence[rows] * (counts > 0)
     seen -= frequency[rows] * counts
-    logits[rows, token_ids] = seen
+    logits[rows, token_ids] = seen.clamp_(-LARGEST_LOGIT, LARGEST_LOGIT)

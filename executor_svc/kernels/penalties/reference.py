@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from executor_svc.kernels.penalties import LARGEST_LOGIT
+
 
 def apply_penalties(
     logits: Tensor,
@@ -21,4 +23,4 @@ def apply_penalties(
         logit = logit / repetition[row] if logit > 0 else logit * repetition[row]
         if count > 0:
             logit = logit - presence[row]
-        logits[row, token] = logit - frequency[row] * count
+        logits[row, token] = (logit - frequency[row] * count).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
