@@ -1,7 +1,8 @@
-"""The server interceptor that turns exceptions into statuses."""
+"""The server interceptor that turns exceptions, and messages that are none, into statuses."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -9,13 +10,22 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from octavo.rpc.errors import ServiceError, abort
 
 logger = logging.getLogger(__name__)
 
 _Handler = Callable[[Any, Any], Any]
+_Context = grpc.aio.ServicerContext[Any, Any]
 _INTERNAL = ServiceError(grpc.StatusCode.INTERNAL, "INTERNAL", "an internal error; the server's log has the cause")
+_MALFORMED = ServiceError(
+    grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", "the bytes are not a message of the type that this rpc takes"
+)
+
+
+class _Malformed:
+    """What the deserializer gives in place of a message: an exception there would be UNKNOWN, past every handler."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -34,39 +44,87 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         shape += "stream" if handler.response_streaming else "unary"
         behaviour: _Handler = getattr(handler, shape)
         wrap = _wrap_generator if inspect.isasyncgenfunction(behaviour) else _wrap
+        prepare = _checked_stream if handler.request_streaming else _checked
         make_handler = getattr(grpc, f"{shape}_rpc_method_handler")
         return make_handler(
-            wrap(behaviour, handler_call_details.method),
-            request_deserializer=handler.request_deserializer,
+            wrap(behaviour, handler_call_details.method, prepare),
+            request_deserializer=_tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
 
-def _wrap(behaviour: _Handler, method: str) -> _Handler:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+_Prepare = Callable[[Any, _Context], tuple[Any, Any]]
+
+
+def _wrap(behaviour: _Handler, method: str, prepare: _Prepare) -> _Handler:
+    async def call(request: Any, context: _Context) -> Any:
         try:
-            return await behaviour(request, context)
+            return await behaviour(*prepare(request, context))
         except Exception as error:
             await _end(error, context, method)
 
     return call
 
 
-def _wrap_generator(behaviour: _Handler, method: str) -> _Handler:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+def _wrap_generator(behaviour: _Handler, method: str, prepare: _Prepare) -> _Handler:
+    async def call(request: Any, context: _Context) -> AsyncIterator[Any]:
         try:
-            async for response in behaviour(request, context):
+            async for response in behaviour(*prepare(request, context)):
                 yield response
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await _end(error, context, method)
 
     return call
 
 
-async def _end(error: Exception, context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
+def _tolerant(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def deserialize(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError:
+            return _Malformed()
+
+    return deserialize
+
+
+def _checked(request: Any, context: _Context) -> tuple[Any, Any]:
+    if isinstance(request, _Malformed):
+        raise _MALFORMED
+    return request, context
+
+
+def _checked_stream(requests: AsyncIterator[Any], context: _Context) -> tuple[Any, Any]:
+    async def checked() -> AsyncIterator[Any]:
+        async for request in requests:
+            yield _checked(request, context)[0]
+
+    return checked(), _CheckedContext(context)
+
+
+class _CheckedContext:
+    """The context of a call whose requests are a stream, which handlers may read from it."""
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        """Return the next request, or grpc's EOF."""
+        return _checked(await self._context.read(), self._context)[0]
+
+
+async def _end(error: Exception, context: _Context, method: str) -> None:
     if isinstance(error, ServiceError):
         await abort(context, error)
     if isinstance(error, grpc.aio.AbortError):
         raise error
     logger.error("handler failed", exc_info=error, extra={"fields": {"method": method}})
     await abort(context, _INTERNAL)
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody, grpc that is, has asked for the end of the task that runs the handler."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

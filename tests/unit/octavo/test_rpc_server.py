@@ -100,6 +100,35 @@ async def test_unexpected_exception_is_internal_and_tells_nothing(channel: grpc.
     assert "secret" not in error.message
 
 
+GARBAGE = b"\xff\xfe\xfd garbage"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("method", ["Tokenize", "Generate"])
+async def test_bytes_that_are_no_message_are_invalid(
+    channel: grpc.aio.Channel, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that sends garbage is told so, by a typed error, whatever the rpc; it is no fault of the server's."""
+    call = channel.unary_stream(f"/{SERVICE}/{method}")(GARBAGE)
+    with pytest.raises(grpc.RpcError) as raised:
+        await call.read()
+    error = from_rpc_error(raised.value)
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+    assert not caplog.records
+
+
+@pytest.mark.asyncio
+async def test_garbage_within_a_stream_ends_it(channel: grpc.aio.Channel) -> None:
+    """Where requests are a stream, a message before the garbage is answered, and the garbage ends the call."""
+    call = channel.stream_stream(f"/{V1_SERVICE_NAME}/ServerReflectionInfo")()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString())
+    assert await call.read()
+    await call.write(GARBAGE)
+    with pytest.raises(grpc.RpcError) as raised:
+        await call.read()
+    assert from_rpc_error(raised.value).reason == "MALFORMED_MESSAGE"
+
+
 @pytest.mark.asyncio
 async def test_a_message_above_grpcs_default_limit_passes(channel: grpc.aio.Channel) -> None:
     """E16: token ids far above the 4 MiB default cross the hop."""
