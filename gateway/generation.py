@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 import grpc
+import grpc.aio
 
 from gateway import validation
 from gateway.cell import Cell
@@ -191,6 +192,9 @@ class Generator:
             raise
         except asyncio.CancelledError:
             outcome = "DEADLINE_EXCEEDED" if self._is_late(request) else "CLIENT_GONE"
+            raise
+        except grpc.aio.InternalError:  # a write to a client that left before its cancel arrived
+            outcome = "CLIENT_GONE"
             raise
         except BaseException as error:
             outcome = type(error).__name__

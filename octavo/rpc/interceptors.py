@@ -19,9 +19,7 @@ logger = logging.getLogger(__name__)
 _Handler = Callable[[Any, Any], Any]
 _Context = grpc.aio.ServicerContext[Any, Any]
 _INTERNAL = ServiceError(grpc.StatusCode.INTERNAL, "INTERNAL", "an internal error; the server's log has the cause")
-_MALFORMED = ServiceError(
-    grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", "the bytes are not a message of the type that this rpc takes"
-)
+_CLIENT_GONE = ServiceError(grpc.StatusCode.CANCELLED, "CLIENT_GONE", "the client broke the call off")
 
 
 class _Malformed:
@@ -31,7 +29,7 @@ class _Malformed:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Ends a call whose handler raised: ServiceError as its own status, anything else as INTERNAL without its words.
 
-    Cancellation passes through untouched: grpc needs to see it.
+    The cancellation of a call passes through untouched: grpc needs to see it.
     """
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -60,7 +58,7 @@ def _wrap(behaviour: _Handler, method: str, prepare: _Prepare) -> _Handler:
     async def call(request: Any, context: _Context) -> Any:
         try:
             return await behaviour(*prepare(request, context))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await _end(error, context, method)
 
     return call
@@ -89,7 +87,9 @@ def _tolerant(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 def _checked(request: Any, context: _Context) -> tuple[Any, Any]:
     if isinstance(request, _Malformed):
-        raise _MALFORMED
+        # A new one each time: an exception that is raised again and again keeps every traceback.
+        message = "the bytes are not a message of the type that this rpc takes"
+        raise ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", message)
     return request, context
 
 
@@ -115,11 +115,16 @@ class _CheckedContext:
         return _checked(await self._context.read(), self._context)[0]
 
 
-async def _end(error: Exception, context: _Context, method: str) -> None:
+async def _end(error: Exception | asyncio.CancelledError, context: _Context, method: str) -> None:
     if isinstance(error, ServiceError):
         await abort(context, error)
-    if isinstance(error, grpc.aio.AbortError):
+    if isinstance(error, grpc.aio.AbortError) or (isinstance(error, asyncio.CancelledError) and _is_being_cancelled()):
         raise error
+    if isinstance(error, grpc.aio.InternalError):
+        # A write to a client that has just left: whether it fails or the handler is cancelled first is chance.
+        logger.info("call broken off", extra={"fields": {"method": method}})
+        await abort(context, _CLIENT_GONE)
+    # Among the rest is a cancellation from inside the handler: grpc would leave its client waiting for ever.
     logger.error("handler failed", exc_info=error, extra={"fields": {"method": method}})
     await abort(context, _INTERNAL)
 

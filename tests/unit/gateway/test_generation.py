@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
+import grpc.aio
 import pytest
 import pytest_asyncio
 from prepared_samples import MakePrepared
@@ -181,6 +182,17 @@ async def test_body_that_fails(bench: Bench) -> None:
         async with bench.generator.generate(COMMAND):
             raise RuntimeError("broken")
     assert [reason for _, reason in bench.scheduler.cancelled] == [CancelReason.CLIENT]
+
+
+@pytest.mark.asyncio
+async def test_write_to_a_client_that_left(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A write that fails because its client has gone is logged as what it is, and cancels the request (B12)."""
+    caplog.set_level("INFO", logger="gateway")
+    with pytest.raises(grpc.aio.InternalError):
+        async with bench.generator.generate(COMMAND):
+            raise grpc.aio.InternalError
+    assert [reason for _, reason in bench.scheduler.cancelled] == [CancelReason.CLIENT]
+    assert caplog.records[-1].fields["outcome"] == "CLIENT_GONE"  # type: ignore[attr-defined]
 
 
 @pytest.mark.asyncio
