@@ -16,6 +16,7 @@ from executor_svc.worker import Session, SessionEvent, SessionReady, Worker
 from octavo.internal.executor.v1 import executor_pb2 as pb
 from octavo.internal.executor.v1 import executor_pb2_grpc
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.limits import MAX_TERM
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
         """Judge a Begin; on success the stream owns the executor, and the stream that owned it has been ended."""
         if begin.term == 0 or begin.session == 0:
             raise convert.malformed("begin", "term and session must not be 0")
+        if begin.term > MAX_TERM:
+            raise convert.malformed("begin.term", f"must be at most {MAX_TERM}")
         if begin.term < self._highest_term:
             raise ServiceError(
                 grpc.StatusCode.FAILED_PRECONDITION,

@@ -17,6 +17,7 @@ from octavo.internal.executor.v1.sequence_pb2 import SamplingParams
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.internal.scheduler.v1.scheduler_pb2 import AttachResponse
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument, number_from_code
+from octavo.rpc.limits import MAX_TERM
 from scheduler_svc.batch import (
     BatchResult,
     ExecutorSpec,
@@ -241,6 +242,8 @@ def _request_error(error: ServiceError) -> scheduler_pb2.RequestError:
 
 def executor_spec(address: str, welcome: executor_pb2.Welcome) -> ExecutorSpec:
     """Return what an executor says of itself. Raises WireError where a size is missing: nothing could run on it."""
+    if welcome.highest_term > MAX_TERM:
+        raise WireError(f"Welcome tells term {welcome.highest_term}, above {MAX_TERM}")
     sizes = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size")
     missing = [name for name in sizes if not getattr(welcome, name)]
     if missing or not welcome.incarnation or not welcome.model_name:

@@ -107,8 +107,8 @@ class ExecutorClient:
     def _check(self, welcome: executor_pb2.Welcome) -> ExecutorSpec:
         if welcome.cell != self._cell:
             raise RefusedError(f"the executor is of cell {welcome.cell!r}, this scheduler of {self._cell!r}")
-        self._term.heard(self.address, welcome.highest_term)
         spec = executor_spec(self.address, welcome)
+        self._term.heard(self.address, welcome.highest_term)
         other = self._incarnations.get(spec.incarnation)
         if other is not None:
             raise RefusedError(f"the same executor as {other}")

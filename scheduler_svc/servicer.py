@@ -11,6 +11,7 @@ import grpc.aio
 
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
+from octavo.rpc.limits import MAX_TERM
 from scheduler_svc.convert import cancel_reason, load_response, request_record
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.gateways import Attachment, Gateways, stopping_error
@@ -76,6 +77,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 f"this scheduler serves cell {self._cell!r}, the gateway was started for {frame.hello.cell!r}",
                 metadata={"scheduler_cell": self._cell, "gateway_cell": frame.hello.cell},
             )
+        if frame.hello.highest_term > MAX_TERM:
+            raise invalid_argument([FieldViolation("hello.highest_term", f"must be at most {MAX_TERM}")])
         return frame.hello
 
     async def _agree_on_term(self, hello: scheduler_pb2.Hello) -> int:

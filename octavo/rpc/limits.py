@@ -11,6 +11,10 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
 """Most bytes of metadata in one call: refused by the transport before anything of it is parsed."""
 
+MAX_TERM = 2**63 - 1
+"""Highest term a peer may tell, far above any clock's nanoseconds. One at the end of uint64 would leave no next one,
+and no scheduler could ever start again beside whoever remembers it."""
+
 _PING_SECONDS = 20
 _PING_TIMEOUT_SECONDS = 10
 

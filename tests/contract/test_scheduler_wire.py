@@ -303,10 +303,12 @@ async def test_a_frame_out_of_place_ends_the_stream(frame: dict[str, object]) ->
 
 @pytest.mark.asyncio
 async def test_a_stream_begins_with_hello() -> None:
-    """Any other first frame, and a Hello without an incarnation, is refused with INVALID_ARGUMENT."""
+    """Any other first frame, and a Hello without an incarnation or with a term that is the last, is invalid."""
     async with running_scheduler() as scheduler:
         gateway = await scheduler.gateway(attach=False)
-        for first in ({"ack": scheduler_pb2.Ack(sequence=0)}, {"hello": scheduler_pb2.Hello()}):
+        last_term = scheduler_pb2.Hello(incarnation="g", cell="default", highest_term=2**64 - 1)
+        frames = ({"ack": scheduler_pb2.Ack(sequence=0)}, {"hello": scheduler_pb2.Hello()}, {"hello": last_term})
+        for first in frames:
             call = gateway.stub.Attach()
             await call.write(scheduler_pb2.AttachRequest(**first))
             with pytest.raises(grpc.aio.AioRpcError) as raised:

@@ -243,6 +243,7 @@ async def test_malformed_frames(stack: Stack, frame: dict[str, Any], field: str)
         {},
         {"begin": pb.Begin(term=0, session=1)},
         {"begin": pb.Begin(term=1, session=0)},
+        {"begin": pb.Begin(term=2**63, session=1)},
     ],
 )
 async def test_malformed_openings(stack: Stack, frame: dict[str, Any]) -> None:

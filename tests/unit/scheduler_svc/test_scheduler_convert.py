@@ -195,6 +195,17 @@ def test_a_welcome_without_sizes_is_refused() -> None:
     assert (spec.address, spec.model, spec.num_blocks, spec.vocab_size) == ("127.0.0.1:1", "m", 64, 9)
 
 
+def test_a_welcome_with_a_term_that_has_no_next_is_refused() -> None:
+    """An executor that tells the last term there is cannot be used, and does not keep the scheduler from starting."""
+    welcome = executor_pb2.Welcome(
+        incarnation="e", model_name="m", block_size=16, max_num_seqs=1, max_num_batched_tokens=1, vocab_size=9
+    )
+    welcome.num_blocks = welcome.max_model_len = 64
+    welcome.highest_term = 2**64 - 1
+    with pytest.raises(convert.WireError, match="term"):
+        convert.executor_spec("127.0.0.1:1", welcome)
+
+
 @pytest.mark.parametrize("number", scheduler_pb2.CancelReason.values())
 def test_cancel_reasons_have_names(number: int) -> None:
     """Each reason has a word for the log; unspecified is refused."""
