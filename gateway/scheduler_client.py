@@ -26,6 +26,9 @@ from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 5.0
+"""Seconds without Welcome after which the log says so: a wrong address looks like a scheduler that is not up yet."""
+
 _Call = grpc.aio.StreamStreamCall[scheduler_pb2.AttachRequest, scheduler_pb2.AttachResponse]
 
 
@@ -127,6 +130,7 @@ class SchedulerClient:
         call: _Call = self._stub.Attach(wait_for_ready=True)
         outbox = _Outbox()
         outbox.put(self._hello())
+        silence = asyncio.get_running_loop().call_later(PATIENCE, self._report_silence)
         # From here on cancels follow Hello, which has just named the live requests.
         self._outbox = outbox
         reader = asyncio.create_task(self._read(call, outbox), name="scheduler-reader")
@@ -135,6 +139,7 @@ class SchedulerClient:
             # The reader always ends with an exception; the writer ends well only when closing, and the reader goes on.
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_EXCEPTION)
         finally:
+            silence.cancel()
             self._outbox = None
             self._is_attached = False
             self._cell.detach()
@@ -147,6 +152,11 @@ class SchedulerClient:
             if isinstance(result, Exception):
                 raise result
         raise _DetachedError("the stream was cancelled")
+
+    def _report_silence(self) -> None:
+        if not self._is_attached:
+            fields = {"reason": f"no answer within {PATIENCE:g} s: is the scheduler up, and its address right?"}
+            logger.warning("not attached to the scheduler", extra={"fields": fields})
 
     def _hello(self) -> scheduler_pb2.AttachRequest:
         hello = scheduler_pb2.Hello(

@@ -15,6 +15,7 @@ from octavo.rpc.settings import (
     Settings,
     SettingsError,
     SettingsType,
+    parse_address,
     parse_bytes,
     read,
     setting,
@@ -36,7 +37,10 @@ class GatewaySettings(Settings):
 
     model: str = setting(help="the model served: a prepared folder, GGUF file or name, as `octavo prepare` left it")
     scheduler: str = setting(
-        f"127.0.0.1:{SCHEDULER_PORT}", per_program=True, help="address of the scheduler, host:port"
+        f"127.0.0.1:{SCHEDULER_PORT}",
+        per_program=True,
+        parse=parse_address,
+        help="address of the scheduler, host:port",
     )
     bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
     port: int = setting(

@@ -74,6 +74,14 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * base ** " KMGT".index(unit[0] if unit else " "))
 
 
+def parse_address(text: str) -> str:
+    """Return the address of a service to dial, `host:port` or `[host]:port`, as it was given."""
+    host, _, port = text.rpartition(":")
+    if not (host.strip() and port.isascii() and port.isdecimal() and 0 < int(port) < 65536) or " " in host:
+        raise ValueError("host:port")
+    return text
+
+
 def variable_of(settings_class: type[Settings], name: str) -> str:
     """Return the environment variable of a field."""
     for each in _fields(settings_class):

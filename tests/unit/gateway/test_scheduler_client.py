@@ -11,6 +11,7 @@ import pytest
 from gateway_fakes import TIMEOUT, FakeScheduler, Stack, running_stack, text_of, tokens_of
 from tokenizer_samples import EOS_ID, byte_level
 
+from gateway import scheduler_client
 from gateway.cell import Cell
 from gateway.live_requests import LiveRequests
 from gateway.scheduler_client import Backoff, SchedulerClient
@@ -330,3 +331,22 @@ async def test_a_stream_that_fails_in_any_way_is_followed_by_another(
             await asyncio.wait_for(attempts.get(), TIMEOUT)
         await client.stop(1.0)
     assert ("the stream to the scheduler failed" in caplog.messages) == (fault == "unforeseen")
+
+
+@pytest.mark.asyncio
+async def test_a_scheduler_that_does_not_answer_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stream waits for its peer without an end; an operator who gave a wrong address reads so in the log, once."""
+    monkeypatch.setattr(scheduler_client, "PATIENCE", 0.01)
+    clock = asyncio.get_running_loop().time
+    async with open_channel("127.0.0.1:1") as channel:
+        live = LiveRequests("ab" * 16, clock)
+        client = SchedulerClient(channel, live, Cell(), cell_name="c", clock=clock, backoff=Backoff(0.001, 0.001))
+        client.start()
+        async with asyncio.timeout(TIMEOUT):
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        await client.stop(1.0)
+    assert caplog.messages == ["not attached to the scheduler"]

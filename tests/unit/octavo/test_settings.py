@@ -102,6 +102,19 @@ def test_bad_sizes(text: str) -> None:
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["scheduler:50052", "[::1]:1", "10.0.0.1:65535"])
+def test_addresses(text: str) -> None:
+    """An address to dial is kept as it was given."""
+    assert read(GatewaySettings, ["--model", "m", "--scheduler", text], {}, KNOWN).scheduler == text
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", ":1", " :1", "a b:1", "a:", "a:0", "a:65536", "a:x", "a:-1"])
+def test_bad_addresses(text: str) -> None:
+    """What cannot be dialled stops the gateway at its start: the transport would try it for ever, in silence."""
+    with pytest.raises(SettingsError, match=r"--scheduler=.*host:port"):
+        read(GatewaySettings, ["--model", "m", "--scheduler", text], {}, KNOWN)
+
+
 def test_switch_needs_no_value() -> None:
     """A boolean flag alone means true."""
     assert read(SchedulerSettings, ["--check-invariants"], {}, KNOWN).check_invariants is True
