@@ -61,14 +61,3 @@ class KVCache:
 def block_bytes(config: KVShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes over all layers, keys and values together."""
     return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-
-def num_blocks_for(memory_bytes: int, config: KVShape, block_size: int, dtype: torch.dtype) -> int:
-    """How many blocks fit, the null block included. ValueError, with the numbers, where not even two do."""
-    each = block_bytes(config, block_size, dtype)
-    num_blocks = memory_bytes // each
-    if num_blocks < 2:
-        raise ValueError(
-            f"{memory_bytes} bytes of KV memory hold {num_blocks} blocks of {each} bytes; at least 2 are needed"
-        )
-    return num_blocks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
 import grpc.aio
 
 from octavo.rpc.limits import CHANNEL_OPTIONS
@@ -13,8 +12,3 @@ def open_channel(address: str) -> grpc.aio.Channel:
     # A pool of its own: channels of equal target would share one connection, and a stalled one would stall all.
     options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
     return grpc.aio.insecure_channel(address, options=options)
-
-
-def open_sync_channel(address: str) -> grpc.Channel:
-    """Return a blocking channel to `host:port`, for command-line programs."""
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)

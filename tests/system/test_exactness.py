@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from conftest import prepared_from
 from factories import make_llama
 from reference import Reference
 from stack import get_load, in_process
-from stack_client import generate_all, request_for
+from stack_client import generate, generate_all, request_for
 
 from octavo.models.prepared import PreparedModel
+from octavo.rpc.errors import from_rpc_error
 from octavo.v1 import inference_pb2
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -139,8 +143,17 @@ async def test_sampling_does_not_depend_on_company_or_preemption(tiny_model: Pre
 
 @pytest.mark.asyncio
 async def test_a_request_larger_than_the_pool_is_refused_and_small_ones_go_on(tiny_model: PreparedModel) -> None:
-    """C1: what can never fit is clamped or refused at once with the numbers, and blocks nobody."""
+    """C1: 8 blocks take 128 tokens: a prompt of 128 or more is refused at once with that number, one of 127 is clamped
+    to its one token, and small ones beside and after them are served.
+    """
     async with in_process(tiny_model, flags={"kv_memory": str(9 * 6144)}) as stack:
-        prompts = [[5] * 127, [6] * 10]
-        outputs = await generate_all(stack, [request_for(prompt, ignore_eos=True, max_tokens=5) for prompt in prompts])
-        assert [len(output.choices[0].token_ids) for output in outputs] == [1, 5]
+        small = request_for([6] * 10, ignore_eos=True, max_tokens=5)
+        running = asyncio.create_task(generate_all(stack, [request_for([5] * 127, ignore_eos=True), small]))
+        for length in (128, 129, 500):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await generate(stack, request_for([7] * length, max_tokens=1))
+            error = from_rpc_error(raised.value)
+            assert error.code is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"has {length} tokens; the model takes 128" in error.message
+        outputs = [*await running, await generate(stack, small)]
+        assert [len(output.choices[0].token_ids) for output in outputs] == [1, 5, 5]

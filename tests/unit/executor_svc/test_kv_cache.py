@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from executor_svc.kv_cache import KVCache, block_bytes, num_blocks_for
+from executor_svc.kv_cache import KVCache, block_bytes
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,7 @@ def test_block_bytes_is_what_allocation_takes(dtype: torch.dtype) -> None:
     assert len(cache.keys) == len(cache.values) == 3
 
 
-def test_num_blocks_fills_the_memory() -> None:
-    """As many blocks as fit, and not one more."""
-    each = block_bytes(Shape(), 16, torch.float32)
-    assert num_blocks_for(10 * each, Shape(), 16, torch.float32) == 10
-    assert num_blocks_for(11 * each - 1, Shape(), 16, torch.float32) == 10
-
-
-def test_too_little_memory_is_an_error_with_the_numbers() -> None:
+def test_the_null_block_alone_is_no_cache() -> None:
     """Memory for less than the null block and one more is refused."""
-    each = block_bytes(Shape(), 16, torch.float32)
-    with pytest.raises(ValueError, match=f"{2 * each - 1} bytes of KV memory hold 1 blocks of {each} bytes"):
-        num_blocks_for(2 * each - 1, Shape(), 16, torch.float32)
     with pytest.raises(ValueError, match="num_blocks is 1"):
         KVCache.allocate(Shape(), 1, 16, torch.float32, torch.device("cpu"))

@@ -13,6 +13,7 @@ from fakes_executor import make_sequence
 from executor_svc.batch import NewSequence, SamplingParams
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.philox import uniform
+from executor_svc.kernels.sampling import GREEDY_TEMPERATURE
 from executor_svc.sampler import Sampler
 from executor_svc.sampler_state import SamplerState
 
@@ -67,6 +68,25 @@ def test_noise_comes_from_seed_choice_and_place_in_the_sequence() -> None:
     (call,) = recorder.arguments("sample_tokens")
     expected = uniform(np.full(2, seed, dtype=np.uint64), np.array([4, 0]), np.array([3, 5]))
     assert call["uniform"].tolist() == [expected[0], 0.0, expected[1]]
+
+
+def test_one_threshold_divides_greedy_from_random() -> None:
+    """E5: around the epsilon, to the last float32, a row has noise exactly where the op draws with it."""
+    epsilon = np.float32(GREEDY_TEMPERATURE)
+    below, above = np.nextafter(epsilon, np.float32([0, 1]))
+    recorder = Recorder()
+    temperatures = [0.0, float(below), float(epsilon), float(above)]
+    params = [SamplingParams(temperature=temperature, seed=3) for temperature in temperatures]
+    _sample(recorder, *(make_sequence(handle, [1], sampling=each) for handle, each in enumerate(params, 1)))
+    (call,) = recorder.arguments("sample_tokens")
+    assert call.pop("positional") == ()
+    assert (call["uniform"] > 0).tolist() == [False, False, True, True]
+    # Of two equal logits a greedy row takes the first, whatever its noise; a random one follows the noise.
+    for kernels in ("reference", "cpu"):
+        tokens = build_kernels(kernels).sample_tokens(
+            torch.zeros(4, 2), **{**call, "uniform": torch.full((4,), 0.9, dtype=torch.float64)}
+        )
+        assert tokens.tolist() == [0, 0, 1, 1]
 
 
 def test_parameters_reach_their_columns() -> None:
