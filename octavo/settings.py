@@ -91,7 +91,7 @@ class ExecutorSettings(Settings):
     )
     kernels: str = setting("cpu", help="kernel set: reference or cpu")
     max_num_seqs: int = setting(64, least=1, most=4096, help="most sequences in one step")
-    max_num_batched_tokens: int = setting(512, least=1, help="most tokens in one step")
+    max_num_batched_tokens: int = setting(512, least=1, most=1_000_000, help="most tokens in one step")
     max_model_len: int | None = setting(
         None, least=1, help="longest sequence in tokens; default: the model's own, or what fits"
     )
@@ -99,7 +99,7 @@ class ExecutorSettings(Settings):
     kv_memory: int | None = setting(
         None, parse=parse_bytes, least=1, help="memory for KV blocks, such as 4GiB; default: a share of what is free"
     )
-    threads: int | None = setting(None, least=1, help="CPU threads of the model; default: all cores")
+    threads: int | None = setting(None, least=1, most=1024, help="CPU threads of the model; default: all cores")
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")

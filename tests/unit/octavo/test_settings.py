@@ -72,6 +72,13 @@ def test_bad_value_names_its_source(argv: list[str], environ: dict[str, str], wo
         read(SchedulerSettings, argv, environ, KNOWN)
 
 
+@pytest.mark.parametrize("flag", ["--max-num-batched-tokens", "--threads", "--max-num-seqs", "--block-size"])
+def test_sizes_beyond_any_machine_are_refused(flag: str) -> None:
+    """A number that no field of the contract or no system call can take stops the executor at its start, by name."""
+    with pytest.raises(SettingsError, match=f"{flag}='4294967296': must be at most"):
+        read(ExecutorSettings, ["--model", "m", flag, "4294967296"], {}, KNOWN)
+
+
 def test_required_setting_names_flag_and_variable() -> None:
     """A missing required setting says both ways of giving it."""
     with pytest.raises(SettingsError, match=r"--model \(or OCTAVO_MODEL\) is required"):
