@@ -71,7 +71,8 @@ def test_noise_comes_from_seed_choice_and_place_in_the_sequence() -> None:
 
 
 def test_one_threshold_divides_greedy_from_random() -> None:
-    """E5: around the epsilon, to the last float32, a row has noise exactly where the op draws with it."""
+    """E5: around the contract's 1e-5, to the last float32, a row has noise exactly where the op draws with it."""
+    assert GREEDY_TEMPERATURE == 1e-5
     epsilon = np.float32(GREEDY_TEMPERATURE)
     below, above = np.nextafter(epsilon, np.float32([0, 1]))
     recorder = Recorder()

@@ -142,6 +142,25 @@ def test_c7_tokens_in_flight_at_preemption_are_committed_once(depth: int) -> Non
     assert_undisturbed(cell, [old, young])
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+def test_c7_room_alone_does_not_bring_a_preempted_sequence_back(depth: int) -> None:
+    """C7: with the pool empty, a victim still waits for the rows it has in flight: its record is not whole before."""
+    cell, old, young = two_that_collide(depth)
+    while cell.engine.load().num_preemptions == 0:
+        if cell.schedule() is None:
+            cell.run()
+    cell.cancel(old.id)
+    while any(row.handle == 2 for batch in cell.sent[1] for row in batch.rows):
+        batch = cell.schedule()
+        assert batch is None or not batch.new_sequences
+        cell.run()
+    batch = cell.schedule()
+    assert batch is not None
+    assert batch.new_sequences[0].token_ids == (*young.prompt_token_ids, *cell.gateway.tokens[young.id, 0])
+    cell.settle()
+    assert_undisturbed(cell, [young])
+
+
 def test_a_preempted_sequence_goes_before_all_that_have_not_started() -> None:
     """Requests that came meanwhile, even older ones by their age, wait behind what had started."""
     cell, old, young = two_that_collide(depth=1)
