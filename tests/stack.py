@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -74,6 +75,7 @@ async def wait_serving(address: str, service: str = "", *, serving: bool = True)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for response in call:
                     if response.status == wanted:
+                        call.cancel()  # or a task of grpc's would wait for its status
                         return
 
 
@@ -101,8 +103,9 @@ class InProcessStack:
 async def in_process(
     model: PreparedModel, *, num_executors: int = 1, flags: Mapping[str, str] | None = None
 ) -> AsyncIterator[InProcessStack]:
-    """Start a cell in this process; stop it in the order of a shutdown."""
+    """Start a cell in this process; stop it in the order of a shutdown. No task and no device thread outlives it."""
     given = {**FLAGS, **(flags or {})}
+    tasks_before, threads_before = asyncio.all_tasks(), set(threading.enumerate())
     async with contextlib.AsyncExitStack() as stack:
         executors = []
         for _ in range(num_executors):
@@ -128,6 +131,12 @@ async def in_process(
         stack.push_async_callback(gateway.stop)
         await wait_serving(f"127.0.0.1:{gateway.port}")
         yield InProcessStack(model, gateway, scheduler, executors)
+    # A fixture ends in another task than it began in.
+    left = asyncio.all_tasks() - tasks_before - {asyncio.current_task()}
+    if left:
+        await asyncio.wait(left, timeout=TIMEOUT)
+    assert not [task for task in left if not task.done()]
+    assert "device" not in {each.name for each in set(threading.enumerate()) - threads_before}
 
 
 class ProcessStack:
