@@ -75,7 +75,7 @@ def check_parameters(command: GenerateCommand, vocab_size: int) -> Iterator[Fiel
     yield from _check_range("sampling.presence_penalty", command.presence_penalty, -2, 2)
     yield from _check_range("sampling.frequency_penalty", command.frequency_penalty, -2, 2)
     yield from _check_range("n", command.n, 1, MAX_CHOICES)
-    yield from _check_range("output.top_logprobs", command.top_logprobs, 0, MAX_TOP_LOGPROBS)
+    yield from _check_range("output.top_logprobs", command.top_logprobs, 0, min(MAX_TOP_LOGPROBS, vocab_size))
     if command.max_tokens == 0:
         yield FieldViolation("stopping.max_tokens", "must be at least 1, is 0")
     if len(command.stop_token_ids) > MAX_STOP_TOKEN_IDS:

@@ -166,11 +166,11 @@ async def test_deadline(prepared: PreparedModel, kind: str, state: Prepare) -> N
 
         async def call() -> None:
             if kind == "stream":
-                async for _ in stack.inference.Generate(request, timeout=0.1):
+                async for _ in stack.inference.Generate(request, timeout=0.4):
                     state(scheduler)
             else:
                 wrapped = inference_pb2.GenerateOnceRequest(request=request)
-                await stack.inference.GenerateOnce(wrapped, timeout=0.1)
+                await stack.inference.GenerateOnce(wrapped, timeout=0.4)
 
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call()
