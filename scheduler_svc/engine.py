@@ -210,6 +210,11 @@ class Engine:
             executors=executors,
         )
 
+    def live_sequences(self) -> list[Sequence]:
+        """Return the choices that have not ended, for inspection: nothing of them is the caller's to change."""
+        sequences = (sequence for request in self._requests.values() for sequence in request.sequences)
+        return [sequence for sequence in sequences if sequence.status is not SequenceStatus.FINISHED]
+
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself: ledgers, owners, endings."""
         self._requests.check_invariants()
@@ -218,12 +223,7 @@ class Engine:
             executor.check_invariants(self._depth)
             owned += executor.waiting
             owned += executor.running
-        live = [
-            sequence
-            for request in self._requests.values()
-            for sequence in request.sequences
-            if sequence.status is not SequenceStatus.FINISHED
-        ]
+        live = self.live_sequences()
         assert len(owned) == len(set(owned)), "a sequence has two owners"
         assert set(owned) == set(live), "what is placed is not what is live"
         for sequence in self._placement.orphans:

@@ -1,4 +1,4 @@
-"""Small fakes on the real interfaces of the scheduler's domain: a model, an executor, a gateway, a cell of them."""
+"""Small fakes on the real interfaces of the scheduler's domain: a model, an executor, a gateway."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from scheduler_svc.batch import (
     StepFailureReason,
     TokensOut,
 )
-from scheduler_svc.engine import Engine
-from scheduler_svc.policies.base import BaseScheduler
-from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import (
     ChoiceEnd,
     ChoiceRecord,
@@ -165,6 +162,11 @@ class FakeExecutor:
         """Handles it holds."""
         return set(self._stays)
 
+    def token_ids(self, handle: int) -> list[int] | None:
+        """All tokens of a stay that can still run; None where there is no such stay."""
+        stay = self._stays.get(handle)
+        return None if stay is None or stay.is_over else stay.token_ids
+
     def run(
         self,
         batch: ScheduledBatch,
@@ -287,108 +289,3 @@ class FakeGateway:
                 if event.error is None:
                     choices = [key for key in self.tokens if key[0] == event.request]
                     assert all(key in self.ends for key in choices), "done with a choice open"
-
-
-class Cell:
-    """An engine, fake executors and one fake gateway, driven step by step on a clock of its own.
-
-    Every call checks the engine's invariants. Batches run in order at each executor, only when they are told to.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.gateway = FakeGateway()
-        self.executors: dict[int, FakeExecutor] = {}
-        self.sent: dict[int, list[ScheduledBatch]] = {}
-        self.batches: list[ScheduledBatch] = []
-        self.now = 100.0
-
-    def add_executor(self, spec: ExecutorSpec | None = None) -> int:
-        """Open a session."""
-        spec = spec or make_spec()
-        session = self.engine.add_executor(spec)
-        self.executors[session] = FakeExecutor(spec, session)
-        self.sent[session] = []
-        self.engine.check_invariants()
-        return session
-
-    def remove_executor(self, session: int) -> None:
-        """Lose a session with all its memory and steps in flight."""
-        del self.executors[session], self.sent[session]
-        self.receive(self.engine.remove_executor(session))
-
-    def submit(self, record: RequestRecord) -> None:
-        """Submit a request of the gateway."""
-        events = self.engine.submit(record, self.now)
-        self.gateway.accept(record)
-        self.receive(events)
-
-    def cancel(self, request: RequestId, choice: int | None = None, kept_tokens: int | None = None) -> None:
-        """Cancel a request or a choice."""
-        if choice is not None and kept_tokens is not None:
-            self.gateway.keep(request, choice, kept_tokens)
-        self.receive(self.engine.cancel(request, choice, kept_tokens))
-
-    def expire(self, seconds: float = 0.0) -> None:
-        """Let time pass."""
-        self.now += seconds
-        self.receive(self.engine.expire(self.now))
-
-    def schedule(self, session: int = 1) -> ScheduledBatch | None:
-        """Have one step built and sent."""
-        batch = self.engine.schedule(session, self.now)
-        if batch is not None:
-            self.sent[session].append(batch)
-            self.batches.append(batch)
-        self.engine.check_invariants()
-        return batch
-
-    def run(
-        self,
-        session: int = 1,
-        *,
-        failure: StepFailureReason | None = None,
-        row_statuses: Mapping[int, RowStatus] | None = None,
-    ) -> BatchResult:
-        """Run the oldest step that was sent and deliver its result."""
-        batch = self.sent[session].pop(0)
-        result = self.executors[session].run(batch, failure=failure, row_statuses=row_statuses)
-        self.deliver(session, result)
-        return result
-
-    def deliver(self, session: int, result: BatchResult) -> None:
-        """Deliver a result, in order or not, to a live session or not."""
-        self.receive(self.engine.update(session, result, self.now))
-
-    def receive(self, events: Sequence[Event]) -> None:
-        """Take events, with every invariant checked."""
-        self.gateway.receive(events)
-        self.engine.check_invariants()
-
-    def round(self) -> bool:
-        """Build every step that can be built, run one at each executor. Returns whether there was any."""
-        is_busy = False
-        for session in list(self.executors):
-            while self.schedule(session) is not None:
-                is_busy = True
-        for session in list(self.executors):
-            if self.sent[session]:
-                self.run(session)
-                is_busy = True
-        return is_busy
-
-    def settle(self, max_rounds: int = 2000) -> int:
-        """Go on undisturbed until nothing is to do; returns the rounds taken, of which there may be max_rounds."""
-        for round_number in range(max_rounds):
-            if not self.round():
-                self.expire()
-                return round_number
-        raise AssertionError(f"still at work after {max_rounds} rounds: {self.engine.load()}")
-
-
-def make_cell(*specs: ExecutorSpec, depth: int = 2, policy: BaseScheduler | None = None) -> Cell:
-    """Return a cell with these executors, sessions 1, 2, ..., under FCFS."""
-    cell = Cell(Engine(policy or FcfsScheduler(), depth, orphan_timeout=30.0))
-    for spec in specs:
-        cell.add_executor(spec)
-    return cell

@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
-from fakes import Cell, make_record, make_spec, undisturbed
+from cells import Cell
+from fakes import make_record, make_spec, undisturbed
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-from fakes import Cell, make_cell, make_record, make_spec, undisturbed
+from cells import Cell, make_cell
+from fakes import make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord

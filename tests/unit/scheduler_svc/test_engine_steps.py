@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fakes import Cell, make_cell, make_record, make_spec, undisturbed
+from cells import Cell, make_cell
+from fakes import make_record, make_spec, undisturbed
 
 from scheduler_svc.batch import NewSequence, RowStatus, ScheduledRow, TokensOut
 from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason

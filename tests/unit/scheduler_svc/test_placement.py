@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from fakes import Cell, make_cell, make_record, make_spec, undisturbed
+from cells import Cell, make_cell
+from fakes import make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.sequence import ChoiceRecord

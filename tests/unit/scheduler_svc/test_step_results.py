@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import grpc
 import pytest
-from fakes import VOCAB_SIZE, Cell, make_cell, make_record, make_spec, undisturbed
+from cells import Cell, make_cell
+from fakes import VOCAB_SIZE, make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, RowResult, RowStatus, StepFailureReason
