@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
+# Files are shared out among processes; the tests of one file share its models and run in one.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo serve model test test-full check fix protos baseline clean
@@ -34,10 +36,10 @@ model: $(STAMP) ## fetch the model that the tests compare with
 	@$(BIN)/octavo pull smollm2-135m-instruct
 
 test: model ## run the tests
-	@$(BIN)/python -m pytest -m 'not full' $(ARGS)
+	@$(PYTEST) -m 'not full' $(ARGS)
 
 test-full: model ## run all tests, the slow ones too, and look further for counterexamples
-	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(ARGS)
+	@HYPOTHESIS_PROFILE=thorough $(PYTEST) $(ARGS)
 
 check: $(STAMP) ## check style, types, import rules, contracts, stubs and file sizes
 	$(BIN)/ruff check .
