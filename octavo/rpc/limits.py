@@ -49,6 +49,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Retries that re-send a started stream could repeat a request; our clients resume by record instead.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also what one attempt may take, and set for that: a busy peer needs more than the pause between attempts.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )

@@ -189,6 +189,32 @@ async def test_reflection_answers_under_both_names(channel: grpc.aio.Channel, pa
 
 
 @pytest.mark.asyncio
+async def test_a_peer_slow_to_answer_is_waited_for(server: RpcServer) -> None:
+    """A connection whose first bytes take a while, as on a busy machine, is not given up and begun again."""
+    connections = 0
+
+    async def relay(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+        sink.close()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await asyncio.sleep(0.6)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(relay(reader, far_writer), relay(far_reader, writer), return_exceptions=True)
+
+    listener = await asyncio.start_server(slow, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        response = await inference_pb2_grpc.InferenceServiceStub(channel).Detokenize(inference_pb2.DetokenizeRequest())
+    assert response.text == "0"
+    assert connections == 1
+    listener.close()
+
+
+@pytest.mark.asyncio
 async def test_a_taken_port_is_an_error(server: RpcServer) -> None:
     """Two servers never share a port: the second fails with the address."""
     second = RpcServer("127.0.0.1", server.port)
