@@ -7,9 +7,9 @@ ends with code 3 after one log line; "stubborn" ignores SIGTERM; "slow" listens 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,9 +24,13 @@ def main(name: str, port: str, events: str, mode: str) -> int:
         with Path(events).open("a") as file:
             file.write(f"{name} {what}\n")
 
-    stop = threading.Event()
+    # The bytes of this pipe are the signals. An Event set by a handler can hang: where the signal comes while `wait` holds
+    # the Event's lock, and where another thread receives it.
+    signals, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, (lambda *_: note("ignores")) if mode == "stubborn" else (lambda *_: stop.set()))
+        signal.signal(signum, lambda *_: None)
     note("starts")
     if mode == "die":
         record = {"time": "2026-01-01T10:20:30.456+00:00", "level": "error", "message": "no weights", "path": "w.gguf"}
@@ -39,7 +43,8 @@ def main(name: str, port: str, events: str, mode: str) -> int:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
-    stop.wait()
+    while os.read(signals, 1) and mode == "stubborn":
+        note("ignores")
     note("stops")
     server.stop(0).wait()
     note("ended")

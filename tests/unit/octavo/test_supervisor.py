@@ -203,7 +203,6 @@ async def test_use_that_ends_or_fails_stops_the_cell(tmp_path: Path) -> None:
     assert not [child for child in psutil.Process().children() if str(FAKE) in child.cmdline()]
 
 
-@pytest.mark.full  # one service in some hundred outlived the wait on a busy machine; why is not known yet
 def test_services_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     """SIGKILL stops no one in order, but leaves no one behind either."""
     code = f"""
