@@ -23,7 +23,7 @@ from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.local.plan import CellPlan, PlanOptions, plan_cell
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
-from octavo.rpc.settings import SettingsType, read
+from octavo.rpc.settings import SettingsType, fields_of, read
 from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings
 from scheduler_svc.server import SchedulerServer
 
@@ -231,7 +231,7 @@ async def processes(
 
 
 def _settings(settings_class: type[SettingsType], flags: Mapping[str, str], **own: str) -> SettingsType:
-    fields = {each.name for each in dataclasses.fields(settings_class)}  # type: ignore[arg-type]
+    fields = {each.name for each in fields_of(settings_class)}
     values = {name: value for name, value in {**flags, **own}.items() if name in fields}
     argv = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", value)]
     return read(settings_class, argv, {}, frozenset())

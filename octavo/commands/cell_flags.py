@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from octavo.rpc.settings import Settings
+from octavo.rpc.settings import Settings, fields_of
 from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings
 
 # Decided by the plan: which model, who listens where, who talks to whom.
@@ -43,5 +43,5 @@ def count(text: str) -> int:
 def _passed_on() -> list[dataclasses.Field[object]]:
     """Return the settings to pass on, each name once: services that share one share the flag."""
     services: tuple[type[Settings], ...] = (ExecutorSettings, SchedulerSettings, GatewaySettings)
-    fields = {each.name: each for service in services for each in dataclasses.fields(service)}  # type: ignore[arg-type]
+    fields = {each.name: each for service in services for each in fields_of(service)}
     return [each for name, each in fields.items() if name not in _PLANNED]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.models.prepared import PreparedModel
-from octavo.rpc.settings import Settings, SettingsError, SettingsType, read, variable_of
+from octavo.rpc.settings import Settings, SettingsError, SettingsType, fields_of, read, variable_of
 from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings, known_variables
 
 _KV_SHARE = 0.5
@@ -116,7 +116,7 @@ def _read(settings_class: type[SettingsType], flags: Sequence[str], environ: Map
 
 def _given(settings_class: type[Settings], options: PlanOptions) -> list[str]:
     """Return the user's further flags that this service knows."""
-    fields = {each.name for each in dataclasses.fields(settings_class)}  # type: ignore[arg-type]
+    fields = {each.name for each in fields_of(settings_class)}
     return [
         text
         for name, value in options.extra.items()

@@ -84,7 +84,7 @@ def parse_address(text: str) -> str:
 
 def variable_of(settings_class: type[Settings], name: str) -> str:
     """Return the environment variable of a field."""
-    for each in _fields(settings_class):
+    for each in fields_of(settings_class):
         if each.name == name:
             middle = f"{settings_class.program.upper()}_" if _meta(each).per_program else ""
             return f"{PREFIX}{middle}{name.upper()}"
@@ -93,7 +93,7 @@ def variable_of(settings_class: type[Settings], name: str) -> str:
 
 def variables_of(settings_class: type[Settings]) -> frozenset[str]:
     """Return the environment variables that a program knows."""
-    return frozenset(variable_of(settings_class, each.name) for each in _fields(settings_class))
+    return frozenset(variable_of(settings_class, each.name) for each in fields_of(settings_class))
 
 
 def read(
@@ -112,7 +112,7 @@ def read(
             raise SettingsError(f"{name}: no Octavo program knows this variable; check its spelling or unset it")
     texts = vars(_parser(settings_class).parse_args(argv))
     values: dict[str, Any] = {}
-    for each in _fields(settings_class):
+    for each in fields_of(settings_class):
         variable = variable_of(settings_class, each.name)
         flag = _flag(each.name)
         if texts[each.name] is not None:
@@ -137,7 +137,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(settings_class: type[Settings]) -> argparse.ArgumentParser:
     parser = _Parser(prog=settings_class.program, description=settings_class.__doc__, allow_abbrev=False)
-    for each in _fields(settings_class):
+    for each in fields_of(settings_class):
         meta = _meta(each)
         note = f"{meta.help} [{variable_of(settings_class, each.name)}"
         required = each.default is dataclasses.MISSING
@@ -192,7 +192,8 @@ def _type_of(settings_class: type[Settings], each: dataclasses.Field[Any]) -> ty
     return options[0] if options else hint  # type: ignore[no-any-return]
 
 
-def _fields(settings_class: type[Settings]) -> tuple[dataclasses.Field[Any], ...]:
+def fields_of(settings_class: type[Settings]) -> tuple[dataclasses.Field[Any], ...]:
+    """Return the settings of a program, in order."""
     return dataclasses.fields(settings_class)  # type: ignore[arg-type]  # every subclass is a dataclass
 
 

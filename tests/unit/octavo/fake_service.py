@@ -24,8 +24,8 @@ def main(name: str, port: str, events: str, mode: str) -> int:
         with Path(events).open("a") as file:
             file.write(f"{name} {what}\n")
 
-    # The bytes of this pipe are the signals. An Event set by a handler can hang: where the signal comes while `wait` holds
-    # the Event's lock, and where another thread receives it.
+    # The bytes of this pipe are the signals. An Event set by a handler can hang: where the signal comes while `wait`
+    # holds the Event's lock, and where another thread receives it.
     signals, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
