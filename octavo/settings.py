@@ -27,6 +27,21 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 GATEWAY_PORT = 50051
 SCHEDULER_PORT = 50052
 EXECUTOR_PORT = 50053
+ADMIN_PORT = 50054
+GATEWAY_METRICS_PORT = 9101
+SCHEDULER_METRICS_PORT = 9102
+EXECUTOR_METRICS_PORT = 9103
+
+
+def _metrics_port(default: int) -> int:
+    port: int = setting(
+        default,
+        per_program=True,
+        least=0,
+        most=65535,
+        help="port of the metrics page, http://BIND:PORT/metrics; 0 picks a free one",
+    )
+    return port
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,10 @@ class GatewaySettings(Settings):
     port: int = setting(
         GATEWAY_PORT, per_program=True, least=0, most=65535, help="port of the gRPC API; 0 picks a free one"
     )
+    admin_port: int = setting(
+        ADMIN_PORT, least=0, most=65535, help="port of the operator's gRPC API; 0 picks a free one"
+    )
+    metrics_port: int = _metrics_port(GATEWAY_METRICS_PORT)
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
@@ -64,6 +83,7 @@ class SchedulerSettings(Settings):
     )
     bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
     port: int = setting(SCHEDULER_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
+    metrics_port: int = _metrics_port(SCHEDULER_METRICS_PORT)
     depth: int = setting(2, least=1, most=8, help="steps in flight on each executor; 1 waits for each result")
     policy: str = setting("fcfs", help="order of requests: a built-in name or package.module:Class")
     orphan_timeout: float = setting(60.0, least=0, help="seconds that accepted work waits for an executor to come back")
@@ -83,6 +103,7 @@ class ExecutorSettings(Settings):
     model: str = setting(help="the model run: a prepared folder, GGUF file or name, as `octavo prepare` left it")
     bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
     port: int = setting(EXECUTOR_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
+    metrics_port: int = _metrics_port(EXECUTOR_METRICS_PORT)
     device: str = setting("cpu", help="device to run on: cpu")
     dtype: str = setting(
         "auto",
@@ -106,8 +127,9 @@ class ExecutorSettings(Settings):
 
 
 ALL_SETTINGS: tuple[type[Settings], ...] = (GatewaySettings, SchedulerSettings, ExecutorSettings)
-OTHER_VARIABLES = frozenset({"OCTAVO_HOME"})
-"""Variables outside the services' settings. OCTAVO_HOME: where `octavo pull` keeps models (see octavo.models)."""
+OTHER_VARIABLES = frozenset({"OCTAVO_HOME", "OCTAVO_ADDRESS", "OCTAVO_ADMIN_ADDRESS"})
+"""Variables outside the services' settings. OCTAVO_HOME: where `octavo pull` keeps models (see octavo.models).
+OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where the command's clients find a gateway, host:port."""
 
 
 def known_variables() -> frozenset[str]:

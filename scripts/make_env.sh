@@ -60,4 +60,4 @@ quiet=-qq
 echo "installing into $folder: a minute or two"
 # Not compiled ahead: most modules of torch are never imported, and Python compiles the others at their first import.
 "$folder/bin/python" -m pip install $quiet --disable-pip-version-check --no-compile --constraint "constraints-$build.txt" \
-    --editable '.[gateway,executor,dev]'
+    --editable '.[gateway,executor,bench,dev]'

@@ -291,3 +291,61 @@ class ExecutorLoad(_message.Message):
     total_blocks: int
     free_blocks: int
     def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ...) -> None: ...
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "next_page_token")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[LiveRequest]
+    next_page_token: str
+    def __init__(self, requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class LiveRequest(_message.Message):
+    __slots__ = ("gateway", "request", "label", "model", "tenant", "num_prompt_tokens", "num_output_tokens", "num_waiting", "num_running", "num_blocks", "executors", "age", "remaining_deadline")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    request: int
+    label: str
+    model: str
+    tenant: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    executors: _containers.RepeatedScalarFieldContainer[str]
+    age: _duration_pb2.Duration
+    remaining_deadline: _duration_pb2.Duration
+    def __init__(self, gateway: _Optional[str] = ..., request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., executors: _Optional[_Iterable[str]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class CancelRequestRequest(_message.Message):
+    __slots__ = ("gateway", "request")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    request: int
+    def __init__(self, gateway: _Optional[str] = ..., request: _Optional[int] = ...) -> None: ...
+
+class CancelRequestResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

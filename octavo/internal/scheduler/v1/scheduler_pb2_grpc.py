@@ -45,6 +45,16 @@ class SchedulerServiceStub(object):
                 request_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/octavo.internal.scheduler.v1.SchedulerService/ListRequests',
+                request_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.CancelRequest = channel.unary_unary(
+                '/octavo.internal.scheduler.v1.SchedulerService/CancelRequest',
+                request_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -65,6 +75,21 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """ListRequests lists the live requests of all gateways, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRequest(self, request, context):
+        """CancelRequest ends a request for an operator: its gateway gets Finished with CANCELLED and CANCELLED_BY_OPERATOR.
+        NOT_FOUND where it is not live.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +102,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetLoadRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.ListRequestsRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'CancelRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRequest,
+                    request_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +169,60 @@ class SchedulerService(object):
             '/octavo.internal.scheduler.v1.SchedulerService/GetLoad',
             octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetLoadRequest.SerializeToString,
             octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.scheduler.v1.SchedulerService/ListRequests',
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.ListRequestsRequest.SerializeToString,
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.scheduler.v1.SchedulerService/CancelRequest',
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestRequest.SerializeToString,
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,96 @@
+"""The metrics page that every service serves for Prometheus.
+
+A page is made on the event loop in one go. Whatever the loop's code changes together is therefore on the page together:
+accepted = finished + failed + cancelled + live holds in every scrape, not only on average. Gauges are not kept: a
+collector reads the live state when it is asked.
+
+Names follow the Prometheus conventions (base units, `_total`), with the prefix `octavo_`. Labels take their values from
+sets that Octavo fixes, never from what a client sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Iterable
+from typing import Protocol
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Metric
+
+from octavo.rpc.server import PortTakenError
+
+SCRAPE_TIMEOUT = 10.0
+"""Seconds that a scrape waits for the event loop; then it fails, as it should: the service is stuck."""
+
+TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
+"""Bounds for the time between two tokens, and for a step."""
+REQUEST_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+"""Bounds for the waits and the life of a request."""
+HOP_SECONDS = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+"""Bounds for the time between two processes, and for the small parts of a step."""
+
+# The start time of each series, as a series of its own, would double the page.
+prometheus_client.disable_created_metrics()
+
+
+class MetricsServer:
+    """Serves a registry at http://BIND:PORT/metrics. Make it anywhere; `start` and `stop` on the event loop."""
+
+    def __init__(self, registry: CollectorRegistry, bind: str, port: int) -> None:
+        """`port` 0 picks a free one."""
+        self.port = port
+        self._registry = registry
+        self._bind = bind
+
+    def start(self) -> None:
+        """Listen, on a thread of its own. Raises PortTakenError."""
+        collector = _OnLoop(self._registry, asyncio.get_running_loop())
+        try:
+            # An address in brackets is how gRPC wants IPv6; sockets want it bare.
+            self._server, self._thread = prometheus_client.start_wsgi_server(
+                self.port, self._bind.strip("[]"), collector
+            )
+        except OSError as error:
+            address = f"{self._bind}:{self.port}"
+            raise PortTakenError(
+                f"cannot listen on {address} for metrics ({error.strerror}): choose another port with --metrics-port "
+                "(0 picks a free one)"
+            ) from error
+        self.port = self._server.server_port
+
+    async def stop(self) -> None:
+        """Stop listening. Scrapes under way are answered while the loop still runs."""
+        await asyncio.to_thread(self._server.shutdown)
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Collects(Protocol):
+    def collect(self) -> Iterable[Metric]: ...
+
+
+class _OnLoop:
+    """What prometheus_client asks from a thread of its own, answered on the event loop."""
+
+    def __init__(self, source: _Collects, loop: asyncio.AbstractEventLoop) -> None:
+        self._source = source
+        self._loop = loop
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every metric, taken at one moment of the loop."""
+        answer = asyncio.run_coroutine_threadsafe(self._collect(), self._loop)
+        try:
+            return answer.result(SCRAPE_TIMEOUT)
+        except concurrent.futures.TimeoutError:
+            answer.cancel()
+            raise
+
+    def restricted_registry(self, names: Iterable[str]) -> _OnLoop:
+        """Return the same for some names only (`?name[]=`)."""
+        assert isinstance(self._source, CollectorRegistry)
+        return _OnLoop(self._source.restricted_registry(names), self._loop)
+
+    async def _collect(self) -> list[Metric]:
+        # No await inside: nothing else runs while the page is made.
+        return list(self._source.collect())
