@@ -28,7 +28,15 @@ from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings
 from scheduler_svc.server import SchedulerServer
 
 TIMEOUT = 60.0
-FLAGS = {"dtype": "float32", "threads": "1", "check_invariants": "true", "kv_memory": "8MiB", "log_level": "warning"}
+FLAGS = {
+    "dtype": "float32",
+    "threads": "1",
+    "check_invariants": "true",
+    "kv_memory": "8MiB",
+    "log_level": "warning",
+    "metrics_port": "0",
+    "admin_port": "0",
+}
 """What every cell of the tests is started with, by settings field; a test adds to it."""
 
 
