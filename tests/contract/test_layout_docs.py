@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.local.hints import grpcurl_commands
-from octavo.rpc.settings import Settings, variable_of
+from octavo.rpc.settings import Settings, fields_of, variable_of
 from octavo.settings import ALL_SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 @pytest.mark.parametrize("settings_class", ALL_SETTINGS, ids=[each.__name__ for each in ALL_SETTINGS])
 def test_every_flag_is_listed_with_its_variable_and_default(settings_class: type[Settings]) -> None:
     """The tables follow the settings: no flag is missing, renamed or of another default."""
-    for each in dataclasses.fields(settings_class):  # type: ignore[arg-type]
+    for each in fields_of(settings_class):
         default = {None: "", False: "false", dataclasses.MISSING: "required"}.get(each.default, str(each.default))
         flag = f"--{each.name.replace('_', '-')}"
         row = rf"^\| `{flag}` \| `{variable_of(settings_class, each.name)}` \| {re.escape(default)} \| .+ \|$"
@@ -29,7 +29,7 @@ def test_every_flag_is_listed_with_its_variable_and_default(settings_class: type
 
 def test_no_flag_is_listed_that_no_service_has() -> None:
     """A removed setting leaves the tables too."""
-    known = {f"--{each.name.replace('_', '-')}" for one in ALL_SETTINGS for each in dataclasses.fields(one)}  # type: ignore[arg-type]
+    known = {f"--{each.name.replace('_', '-')}" for one in ALL_SETTINGS for each in fields_of(one)}
     assert set(re.findall(r"^\| `(--[a-z-]+)`", README, re.MULTILINE)) <= known
 
 
