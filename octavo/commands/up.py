@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from octavo.commands.cell_flags import add_cell_flags, count, given_settings
-from octavo.settings import EXECUTOR_PORT, GATEWAY_PORT, SCHEDULER_PORT
+from octavo.settings import ADMIN_PORT, EXECUTOR_PORT, GATEWAY_METRICS_PORT, GATEWAY_PORT, SCHEDULER_PORT
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +31,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for service, default, note in (
         ("gateway", GATEWAY_PORT, ""),
         ("scheduler", SCHEDULER_PORT, ""),
-        ("executor", EXECUTOR_PORT, "; further executors take the ports after it"),
+        ("executor", EXECUTOR_PORT, "; further executors take the ports after it that the cell leaves free"),
+        ("admin", ADMIN_PORT, "; the operator's API"),
+        ("metrics", GATEWAY_METRICS_PORT, "; the gateway's page, scheduler and executors take the ports after it"),
     ):
         parser.add_argument(
             f"--{service}-port", type=int, metavar="PORT", help=f"0 picks a free one{note} [default: {default}]"
@@ -54,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         gateway_port=args.gateway_port,
         scheduler_port=args.scheduler_port,
         executor_port=args.executor_port,
+        admin_port=args.admin_port,
+        metrics_port=args.metrics_port,
         bind=args.bind,
     )
     model = ensure_prepared(args.model)
@@ -61,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     logs = new_log_folder(octavo_home())
 
     async def until_a_signal() -> None:
-        print(f"\n{ready_message(model.name, plan.gateway_address)}\nlogs: {logs}", flush=True)
+        print(f"\n{ready_message(model.name, plan)}\nlogs: {logs}", flush=True)
         await asyncio.Event().wait()
 
     asyncio.run(run_cell(plan, logs, lambda line: print(line, flush=True), until_a_signal))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import textwrap
 
+from octavo.local.plan import CellPlan
+
 _QUESTION = "What is the capital of France?"
 
 
@@ -37,9 +39,13 @@ def python_program(address: str) -> str:
     )
 
 
-def ready_message(model: str, address: str) -> str:
+def ready_message(model: str, plan: CellPlan) -> str:
     """Return what `octavo up` prints once everything serves."""
-    lines = [f"{model} is served at {address} (gRPC, plaintext). Ctrl-C stops it.", ""]
+    address = plan.gateway_address
+    lines = [f"{model} is served at {address} (gRPC, plaintext). Ctrl-C stops it."]
+    lines += [f"operator's API at {plan.admin_address}; metrics:"]
+    lines += [f"  {service.name:12} http://{service.metrics_address}/metrics" for service in plan.services]
+    lines += [""]
     for purpose, command in grpcurl_commands(address).items():
         lines += [f"# {purpose}", command, ""]
     lines += ["# the same chat from Python (in this environment, or with the stubs made from protos/)"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import socket
 import sys
@@ -27,18 +28,23 @@ class PlanError(Exception):
 
 @dataclass(frozen=True)
 class ServicePlan:
-    """One process: what to run, and the host:port at which its health is asked."""
+    """One process: what to run, the host:port at which its health is asked, and that of its metrics page."""
 
     name: str
     command: tuple[str, ...]
     address: str
+    metrics_address: str
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """The processes of a cell, in the order in which they stop. The first is the gateway."""
+    """The processes of a cell, in the order in which they stop. The first is the gateway.
+
+    `admin_address` is the host:port of the operator's API.
+    """
 
     services: tuple[ServicePlan, ...]
+    admin_address: str
 
     @property
     def gateway_address(self) -> str:
@@ -50,14 +56,17 @@ class CellPlan:
 class PlanOptions:
     """What the user chose. A port that is None is the service's own default or variable; 0 picks a free one.
 
-    `extra` holds further flags by settings field ("max_num_seqs": "8"), for whichever service has that field. Executor
-    i listens on `executor_port` + i.
+    Executors take the ports from `executor_port` on, leaving out those of the rest of the cell. `metrics_port` is the
+    gateway's; scheduler and executors take the ports after it. `extra` holds further flags by settings field
+    ("max_num_seqs": "8"), for whichever service has that field.
     """
 
     num_executors: int = 1
     gateway_port: int | None = None
     scheduler_port: int | None = None
     executor_port: int | None = None
+    admin_port: int | None = None
+    metrics_port: int | None = None
     bind: str | None = None
     extra: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -79,32 +88,46 @@ def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, 
     gateway = _read(GatewaySettings, gateway_flags, environ)
     scheduler = _read(SchedulerSettings, scheduler_flags, environ)
     executor = _read(ExecutorSettings, executor_flags, environ)
-    first_port = _first(options.executor_port, executor.port)
-    with ExitStack() as held:
-        gateway_port = _claim(held, gateway.bind, _first(options.gateway_port, gateway.port), "--gateway-port")
-        scheduler_port = _claim(held, _LOOPBACK, _first(options.scheduler_port, scheduler.port), "--scheduler-port")
-        executor_ports = [
-            _claim(held, _LOOPBACK, first_port and first_port + index, "--executor-port")
-            for index in range(options.num_executors)
+    first_metrics = options.metrics_port
+    with _Claims() as claims:
+        gateway_port = claims.claim(gateway.bind, _first(options.gateway_port, gateway.port), "--gateway-port")
+        admin_port = claims.claim(gateway.bind, _first(options.admin_port, gateway.admin_port), "--admin-port")
+        scheduler_port = claims.claim(_LOOPBACK, _first(options.scheduler_port, scheduler.port), "--scheduler-port")
+        executor_ports = claims.claim_from(
+            _LOOPBACK, _first(options.executor_port, executor.port), options.num_executors, "--executor-port"
+        )
+        metrics_ports = [
+            claims.claim(host, port, "--metrics-port")
+            for host, port in [
+                (gateway.bind, _offset(first_metrics, 0, gateway.metrics_port)),
+                (_LOOPBACK, _offset(first_metrics, 1, scheduler.metrics_port)),
+                *(
+                    (_LOOPBACK, _offset(first_metrics, 2 + index, executor.metrics_port, index))
+                    for index in range(options.num_executors)
+                ),
+            ]
         ]
     executors = [f"{_LOOPBACK}:{port}" for port in executor_ports]
     scheduler_address = f"{_LOOPBACK}:{scheduler_port}"
-    gateway_flags += ["--scheduler", scheduler_address, "--port", str(gateway_port)]
-    scheduler_flags += ["--executors", ",".join(executors), "--port", str(scheduler_port)]
+    gateway_flags += ["--scheduler", scheduler_address, "--admin-port", str(admin_port)]
+    scheduler_flags += ["--executors", ",".join(executors)]
+    outside = _reachable(gateway.bind)
     return CellPlan(
         (
-            _service("gateway", "gateway", gateway_flags, f"{_reachable(gateway.bind)}:{gateway_port}"),
-            _service("scheduler", "scheduler_svc", scheduler_flags, scheduler_address),
+            _service("gateway", "gateway", gateway_flags, outside, gateway_port, metrics_ports[0]),
+            _service("scheduler", "scheduler_svc", scheduler_flags, _LOOPBACK, scheduler_port, metrics_ports[1]),
             *(
-                _service(f"executor-{index}", "executor_svc", [*executor_flags, "--port", str(port)], executors[index])
-                for index, port in enumerate(executor_ports)
+                _service(f"executor-{index}", "executor_svc", executor_flags, _LOOPBACK, port, metrics_port)
+                for index, (port, metrics_port) in enumerate(zip(executor_ports, metrics_ports[2:], strict=True))
             ),
-        )
+        ),
+        admin_address=f"{outside}:{admin_port}",
     )
 
 
-def _service(name: str, module: str, flags: Sequence[str], address: str) -> ServicePlan:
-    return ServicePlan(name, (sys.executable, "-m", module, *flags), address)
+def _service(name: str, module: str, flags: Sequence[str], host: str, port: int, metrics_port: int) -> ServicePlan:
+    command = (sys.executable, "-m", module, *flags, "--port", str(port), "--metrics-port", str(metrics_port))
+    return ServicePlan(name, command, f"{host}:{port}", f"{host}:{metrics_port}")
 
 
 def _read(settings_class: type[SettingsType], flags: Sequence[str], environ: Mapping[str, str]) -> SettingsType:
@@ -147,23 +170,56 @@ def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
-def _claim(held: ExitStack, host: str, port: int, flag: str) -> int:
-    """Return `port`, or a free one for 0, and hold it until the plan is made, so that no two services get the same."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    claim = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
-    # Connections that ended a moment ago do not count; a listener does.
-    claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        claim.bind((host.strip("[]"), port))
-        claim.listen()
-    except OverflowError:
-        raise PlanError(f"{flag}: {port} is no port, they end at 65535") from None
-    except OSError as error:
-        raise PlanError(
-            f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose another with {flag} "
-            "(0 picks a free one)"
-        ) from None
-    return int(claim.getsockname()[1])
+def _offset(first: int | None, place: int, own: int, own_place: int = 0) -> int:
+    """Return the port `place` after `first`, or `own_place` after the service's own; 0, a free one, stays 0."""
+    base, distance = (own, own_place) if first is None else (first, place)
+    return base and base + distance
+
+
+class _Claims:
+    """Ports of one plan, held until it is made, so that no two services get the same."""
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+        self._ports: set[int] = set()
+
+    def __enter__(self) -> _Claims:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def claim(self, host: str, port: int, flag: str) -> int:
+        """Return `port`, or a free one for 0. Raises PlanError, naming `flag`, where it is taken."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        claim = self._held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        # Connections that ended a moment ago do not count; a listener does.
+        claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            claim.bind((host.strip("[]"), port))
+            claim.listen()
+        except OverflowError:
+            raise PlanError(f"{flag}: {port} is no port, they end at 65535") from None
+        except OSError as error:
+            raise PlanError(
+                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose another with {flag} "
+                "(0 picks a free one)"
+            ) from None
+        got = int(claim.getsockname()[1])
+        self._ports.add(got)
+        return got
+
+    def claim_from(self, host: str, first: int, count: int, flag: str) -> list[int]:
+        """Return `count` ports from `first` on, or free ones for 0. After the first, those of this plan are left out:
+        the usual port of the operator's API lies among the executors'.
+        """
+        ports: list[int] = []
+        port = first
+        for _ in range(count):
+            if ports and first:
+                port = next(each for each in itertools.count(ports[-1] + 1) if each not in self._ports)
+            ports.append(self.claim(host, port, flag))
+        return ports
 
 
 def _reachable(bind: str) -> str:

@@ -17,7 +17,8 @@ from octavo.local.hints import python_program
 from octavo.models.prepared import PreparedModel
 
 TIMEOUT = 100.0
-FREE_PORTS = ("--gateway-port", "0", "--scheduler-port", "0", "--executor-port", "0")
+PORTS = ("gateway", "scheduler", "executor", "admin", "metrics")
+FREE_PORTS = [text for name in PORTS for text in (f"--{name}-port", "0")]
 SMALL = ("--kv-memory", "16MiB", "--threads", "1", "--dtype", "float32")
 
 

@@ -23,6 +23,7 @@ from octavo.cli import main
 from octavo.client import ChatEnd, ChatText, stream_chat
 from octavo.commands.demo import ask
 from octavo.local.hints import grpcurl_commands, python_program, ready_message
+from octavo.local.plan import CellPlan, ServicePlan
 from octavo.local.probe import wait_until_serving
 from octavo.models import open_prepared
 from octavo.rpc.errors import ServiceError
@@ -54,6 +55,13 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
         await context.write(pb.GenerateResponse(choice_finished=finished))
         usage = pb.Usage(prompt_tokens=5, completion_tokens=len(self.words))
         await context.write(pb.GenerateResponse(usage=usage))
+
+
+def cell(address: str) -> CellPlan:
+    """Return the addresses of a cell whose gateway is at `address`."""
+    gateway_plan = ServicePlan("gateway", (), address, "127.0.0.1:9101")
+    executor_plan = ServicePlan("executor-0", (), "127.0.0.1:50053", "127.0.0.1:9103")
+    return CellPlan((gateway_plan, executor_plan), "127.0.0.1:50054")
 
 
 @contextlib.asynccontextmanager
@@ -191,7 +199,7 @@ async def test_a_refusal_reaches_the_caller_as_a_typed_error() -> None:
 async def test_the_printed_python_program_runs_as_it_is() -> None:
     """What `octavo up` prints is pasted: it must work against any gateway, and print the answer."""
     async with gateway(["Par", "is"]) as (address, servicer):
-        assert python_program(address) in ready_message("m", address)
+        assert python_program(address) in ready_message("m", cell(address))
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             await asyncio.to_thread(exec, python_program(address), {})
@@ -209,7 +217,16 @@ def test_the_printed_grpcurl_commands_fit_the_contract() -> None:
             message = json_format.Parse(words[words.index("-d") + 1], pb.GenerateRequest())
             assert message.chat.messages[0].role == pb.CHAT_ROLE_USER
             assert words[-1] == f"octavo.v1.InferenceService/{methods['Generate'].name}"
-        assert command in ready_message("m", "127.0.0.1:50051"), purpose
+        assert command in ready_message("m", cell("127.0.0.1:50051")), purpose
+
+
+def test_the_ready_message_names_every_address() -> None:
+    """Public API, operator's API and each service's metrics page are there to be copied."""
+    message = ready_message("m", cell("127.0.0.1:50051"))
+    assert message.startswith("m is served at 127.0.0.1:50051 (gRPC, plaintext).")
+    assert "operator's API at 127.0.0.1:50054" in message
+    assert re.search(r"gateway +http://127\.0\.0\.1:9101/metrics", message)
+    assert re.search(r"executor-0 +http://127\.0\.0\.1:9103/metrics", message)
 
 
 @pytest.mark.asyncio

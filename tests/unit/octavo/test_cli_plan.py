@@ -16,7 +16,7 @@ from octavo.models.prepare import prepare
 from octavo.rpc.settings import Settings, read
 from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings, known_variables
 
-FREE = {"gateway_port": 0, "scheduler_port": 0, "executor_port": 0}
+FREE = {"gateway_port": 0, "scheduler_port": 0, "executor_port": 0, "admin_port": 0, "metrics_port": 0}
 CLASSES: dict[str, type[Settings]] = {
     "gateway": GatewaySettings,
     "scheduler_svc": SchedulerSettings,
@@ -46,12 +46,15 @@ def test_the_services_find_one_another(model: PreparedModel) -> None:
     settings = settings_of(plan)
     assert list(settings) == ["gateway", "scheduler", "executor-0", "executor-1", "executor-2"]
     addresses = {service.name: service.address for service in plan.services}
-    assert len(set(addresses.values())) == 5
+    metrics = {service.name: service.metrics_address for service in plan.services}
+    assert len({*addresses.values(), *metrics.values(), plan.admin_address}) == 11
+    assert plan.admin_address == f"127.0.0.1:{settings['gateway'].admin_port}"
     assert plan.gateway_address == addresses["gateway"]
     assert settings["gateway"].scheduler == addresses["scheduler"]
     assert settings["scheduler"].executors.split(",") == [addresses[f"executor-{index}"] for index in range(3)]
     for name, each in settings.items():
         assert addresses[name] == f"{each.bind}:{each.port}"
+        assert metrics[name] == f"{each.bind}:{each.metrics_port}"
         assert getattr(each, "model", str(model.path)) == str(model.path)
 
 
@@ -81,7 +84,7 @@ def test_several_executors_share_cores_and_memory(model: PreparedModel) -> None:
     assert {"--threads", "--kv-memory"}.isdisjoint(by_variable.services[-1].command)
 
 
-@pytest.mark.parametrize("service", ["gateway", "scheduler", "executor"])
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "executor", "admin", "metrics"])
 def test_a_taken_port_is_named_with_its_flag(model: PreparedModel, service: str) -> None:
     """Nothing is moved to another port behind the user's back."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -92,26 +95,53 @@ def test_a_taken_port_is_named_with_its_flag(model: PreparedModel, service: str)
 
 def test_two_services_cannot_have_one_port(model: PreparedModel) -> None:
     """Ports that collide within the plan are found before anything starts."""
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = free_run(1)
     with pytest.raises(PlanError, match=rf":{port}.*--scheduler-port"):
-        plan_cell(model, PlanOptions(gateway_port=port, scheduler_port=port, executor_port=0), {})
+        plan_cell(model, PlanOptions(**(FREE | {"gateway_port": port, "scheduler_port": port})), {})
 
 
 def test_executors_take_the_ports_after_the_first(model: PreparedModel) -> None:
     """`--executor-port P --executors 2` listens on P and P + 1."""
-    first = next(port for port in range(20_000, 30_000) if all(is_free(port + i) for i in range(2)))
-    plan = plan_cell(model, PlanOptions(num_executors=2, gateway_port=0, scheduler_port=0, executor_port=first), {})
+    first = free_run(2)
+    plan = plan_cell(model, PlanOptions(num_executors=2, **(FREE | {"executor_port": first})), {})
     assert [service.address for service in plan.services[2:]] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
 
 
+def test_executors_leave_out_the_ports_of_the_rest_of_the_cell(model: PreparedModel) -> None:
+    """The usual admin port comes right after the first executor's: a second executor takes the port behind it."""
+    first = free_run(3)
+    ports = FREE | {"executor_port": first, "admin_port": first + 1}
+    plan = plan_cell(model, PlanOptions(num_executors=2, **ports), {})
+    assert [service.address for service in plan.services[2:]] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 2}"]
+    assert plan.admin_address == f"127.0.0.1:{first + 1}"
+
+
+def test_metrics_pages_take_the_ports_after_the_gateway_s(model: PreparedModel) -> None:
+    """`--metrics-port P`: gateway P, scheduler P + 1, executors from P + 2."""
+    first = free_run(4)
+    plan = plan_cell(model, PlanOptions(num_executors=2, **(FREE | {"metrics_port": first})), {})
+    assert [service.metrics_address for service in plan.services] == [f"127.0.0.1:{first + i}" for i in range(4)]
+
+
 def test_ports_come_from_variables_where_no_flag_is_given(model: PreparedModel) -> None:
-    """`octavo up` reads the services' own variables, and a flag wins over them."""
-    variables = {"OCTAVO_GATEWAY_PORT": "0", "OCTAVO_SCHEDULER_PORT": "0", "OCTAVO_EXECUTOR_PORT": "0"}
-    plan = plan_cell(model, PlanOptions(), variables)
-    assert {"50051", "50052", "50053"}.isdisjoint(service.address.split(":")[1] for service in plan.services)
+    """`octavo up` reads the services' own variables, and a flag wins over them; further executors come after."""
+    first = free_run(2)
+    variables = {f"OCTAVO_{name}_PORT": "0" for name in ("GATEWAY", "SCHEDULER", "EXECUTOR", "ADMIN")}
+    variables |= {"OCTAVO_GATEWAY_METRICS_PORT": "0", "OCTAVO_SCHEDULER_METRICS_PORT": "0"}
+    variables |= {"OCTAVO_EXECUTOR_METRICS_PORT": str(first)}
+    plan = plan_cell(model, PlanOptions(num_executors=2), variables)
+    taken = {service.address.split(":")[1] for service in plan.services} | {plan.admin_address.split(":")[1]}
+    assert {"50051", "50052", "50053", "50054"}.isdisjoint(taken)
+    assert [service.metrics_address for service in plan.services[2:]] == [f"127.0.0.1:{first + i}" for i in range(2)]
     with pytest.raises(PlanError, match="--gateway-port"):
         plan_cell(model, PlanOptions(gateway_port=70_000), variables)
+
+
+def test_each_flag_stands_once_in_a_command(model: PreparedModel) -> None:
+    """The plan's ports are not given beside what the user gave for the same setting in another way."""
+    for service in plan_cell(model, PlanOptions(extra={"cell": "blue"}, **FREE), {}).services:
+        flags = [text for text in service.command if text.startswith("--")]
+        assert len(flags) == len(set(flags))
 
 
 def test_bad_flags_and_variables_are_named_before_anything_starts(model: PreparedModel) -> None:
@@ -129,6 +159,11 @@ def test_only_the_gateway_listens_elsewhere(model: PreparedModel) -> None:
     assert settings["gateway"].bind == "0.0.0.0"
     assert plan.gateway_address.startswith("127.0.0.1:")
     assert {settings["scheduler"].bind, settings["executor-0"].bind} == {"127.0.0.1"}
+
+
+def free_run(count: int) -> int:
+    """Return the first of `count` ports in a row on which nobody listens."""
+    return next(port for port in range(20_000, 30_000) if all(is_free(port + i) for i in range(count)))
 
 
 def is_free(port: int) -> bool:

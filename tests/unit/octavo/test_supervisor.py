@@ -40,10 +40,14 @@ def fake_plan(folder: Path, modes: Sequence[str] = ("serve",) * 4) -> CellPlan:
     return CellPlan(
         tuple(
             ServicePlan(
-                name, (sys.executable, str(FAKE), name, str(port), str(folder / "events"), mode), f"127.0.0.1:{port}"
+                name,
+                (sys.executable, str(FAKE), name, str(port), str(folder / "events"), mode),
+                f"127.0.0.1:{port}",
+                "127.0.0.1:1",
             )
             for name, port, mode in zip(NAMES, free_ports(len(modes)), modes, strict=False)
-        )
+        ),
+        "127.0.0.1:1",
     )
 
 
