@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-from octavo.commands import demo, prepare, pull, up, version
-from octavo.local.plan import PlanError
-from octavo.local.supervisor import StartError
-from octavo.models.errors import ModelError
-from octavo.rpc.errors import ServiceError
+from octavo.commands import (
+    completion,
+    demo,
+    prepare,
+    pull,
+    up,
+    version,
+)
 
 _DESCRIPTION = "Octavo serves large language models as three gRPC services: gateway, scheduler, executors."
 _EPILOG = """\
 to begin:
   octavo demo                        everything once: fetch a model, serve it, ask it, stop
   octavo up smollm2-135m-instruct    serve a model until Ctrl-C
+  octavo chat                        talk to the model that is served
+  octavo doctor                      what this machine lacks, and what runs on it
   octavo COMMAND --help              the flags of a command
 
 each service also runs alone, one per machine or pod:
@@ -26,24 +32,35 @@ each service also runs alone, one per machine or pod:
 
 OCTAVO_HOME is where models and logs are kept [default: ~/.cache/octavo].
 """
+_FAILED = 1
 _INTERRUPTED = 130
+_BROKEN_PIPE = 141
+"""What a shell reports for a program that SIGPIPE ended, which is how `| head` ends most programs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 1 where it failed, 2 for bad usage, 130 where it was interrupted."""
     args = _parser().parse_args(argv)
     try:
-        return int(args.run(args))
-    except (ModelError, PlanError, ServiceError, StartError) as error:
-        print(f"octavo: error: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        # Fetching, preparing and running need what a gateway alone does not have.
-        print(f'octavo: error: {error.name} is not installed: pip install "octavo[executor]"', file=sys.stderr)
-        return 1
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
-        print("octavo: interrupted; the same command goes on from here", file=sys.stderr)
+        print("octavo: interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes once more at its end; what is left then goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except Exception as error:
+        # Imported here: it knows the errors of grpc, and `octavo --help` waits for no such import.
+        from octavo.terminal.errors import explain, show
+
+        explained = explain(error)
+        if explained is None:
+            raise
+        show(explained)
+        return _FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=18),
         allow_abbrev=False,
     )
+    parser.set_defaults(root_parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (pull, prepare, up, demo, version):
+    for command in (pull, prepare, up, demo, completion, version):
         command.add_parser(commands)
     return parser

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import platform
-from importlib import metadata
 
 _SHOWN = ("grpcio", "protobuf", "tokenizers", "transformers", "torch")
 
@@ -17,6 +15,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(_args: argparse.Namespace) -> int:
     """Print the versions."""
+    import platform
+    from importlib import metadata
+
     print(f"octavo {metadata.version('octavo')}")
     print(f"python {platform.python_version()}")
     for name in _SHOWN:

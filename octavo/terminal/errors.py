@@ -1,0 +1,80 @@
+"""What a person is told when a command fails: the error, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+import grpc
+
+from octavo.local.plan import PlanError
+from octavo.local.supervisor import StartError
+from octavo.models.errors import ModelError
+from octavo.rpc.errors import ServiceError
+from octavo.terminal.packages import requirement_for
+from octavo.terminal.style import Style, printable
+
+
+@dataclass(frozen=True)
+class Explained:
+    """An error in words, and the next step where there is one."""
+
+    message: str
+    hint: str | None = None
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked; `hint` is the next step."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+# By ErrorInfo.reason, which is stable; the code says less.
+_HINT_BY_REASON: Mapping[str, str] = {
+    "NO_EXECUTOR": "an executor may be starting: wait and repeat; `octavo load` lists those that are ready",
+    "NO_SCHEDULER": "the scheduler is away: wait and repeat; `octavo doctor` shows which services answer",
+    "MODEL_NOT_FOUND": "name one of those with --model, or leave it out where one model is served",
+    "UNKNOWN_MODEL": "no executor has announced it yet: wait and repeat; `octavo load` lists the executors",
+    "PROMPT_TOO_LONG": "shorten the input, or serve the model with a larger --max-model-len",
+    "EXCEEDS_KV_MEMORY": "lower --max-tokens, or serve the model with more --kv-memory",
+    "MODEL_REVISION_MISMATCH": "restart gateway and executors on the same prepared model",
+    "CANCELLED_BY_OPERATOR": "somebody cancelled it by `octavo cancel`",
+}
+_HINT_BY_CODE: Mapping[grpc.StatusCode, str] = {
+    grpc.StatusCode.UNAVAILABLE: "is a gateway running there? Start one with `octavo up MODEL`, or name another with "
+    "--address HOST:PORT; `octavo doctor` lists what runs here",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the cell is full: repeat it in a moment; `octavo load` shows how busy it is",
+    grpc.StatusCode.UNIMPLEMENTED: "the service there does not know this call: check --address, and that both sides "
+    "are the same version (`octavo version`)",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "nobody answered in time: `octavo doctor` shows which services answer",
+}
+
+
+def explain(error: Exception) -> Explained | None:
+    """Return what to tell a person; None where the error is a defect, whose traceback is what helps."""
+    match error:
+        case ServiceError():
+            hint = _HINT_BY_REASON.get(error.reason) or _HINT_BY_CODE.get(error.code)
+            return Explained(error.message, hint)
+        case CommandError():
+            return Explained(error.message, error.hint)
+        case ModelError() | PlanError() | StartError():
+            # Their messages name the command or flag themselves.
+            return Explained(str(error))
+        case ModuleNotFoundError(name=str(name)):
+            return Explained(f"{name} is not installed: {requirement_for(name)}")
+    return None
+
+
+def show(explained: Explained, stream: TextIO | None = None) -> None:
+    """Print an error, and below it the hint."""
+    stream = sys.stderr if stream is None else stream
+    style = Style(stream)
+    print(f"{style.red('octavo: error:')} {printable(explained.message)}", file=stream, flush=True)
+    if explained.hint:
+        print(f"{style.dim('hint:')} {explained.hint}", file=stream, flush=True)
