@@ -35,7 +35,8 @@ class ExecutorSpec:
 class NewSequence:
     """A sequence that the executor does not hold yet, in full. token_ids is the prompt, then the committed output.
 
-    request is for the scheduler's own log; the executor is not told.
+    request and queue_seconds are for the scheduler's own log and figures; the executor is not told. queue_seconds is
+    the time from the request's acceptance by a gateway to this first admission; None where it had started before.
     """
 
     request: RequestId
@@ -45,6 +46,7 @@ class NewSequence:
     choice: int
     sampling: object
     stopping: StoppingParams
+    queue_seconds: float | None = None
 
 
 class ScheduledRow(NamedTuple):
@@ -63,13 +65,17 @@ class ScheduledRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """One step. Order of effect: releases, new sequences, then the rows. Without rows it only carries releases."""
+    """One step. Order of effect: releases, new sequences, then the rows. Without rows it only carries releases.
+
+    num_tokens is what all rows together compute.
+    """
 
     session: int
     step: int
     released_handles: tuple[int, ...]
     new_sequences: tuple[NewSequence, ...]
     rows: tuple[ScheduledRow, ...]
+    num_tokens: int
 
 
 class RowStatus(Enum):
@@ -99,15 +105,25 @@ class StepFailureReason(Enum):
     REFUSED = "refused"
 
 
+class StageTimings(NamedTuple):
+    """Where the executor's time went, in seconds. queue: from the arrival of the step to the start of work on it."""
+
+    queue: float
+    prepare: float
+    forward: float
+    sample: float
+
+
 @dataclass(frozen=True)
 class BatchResult:
-    """The answer to one batch, rows in the order of the batch; a failed step has none."""
+    """The answer to one batch, rows in the order of the batch; a failed step has neither rows nor timings."""
 
     session: int
     step: int
     rows: tuple[RowResult, ...]
     failure: StepFailureReason | None = None
     message: str = ""
+    timings: StageTimings | None = None
 
 
 class TokensOut(NamedTuple):

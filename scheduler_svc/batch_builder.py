@@ -84,6 +84,9 @@ class BatchBuilder:
         # Steps in where the policy's answers leave an executor with work and nothing to do.
         self._fallback = FcfsScheduler()
         self.num_preemptions = 0
+        # Over all admissions: tokens admitted, and those of them whose KV was there already.
+        self.num_prefix_query_tokens = 0
+        self.num_prefix_hit_tokens = 0
 
     def queue_key(self, sequence: Sequence, now: float) -> QueueKey:
         """The place of a sequence in a queue, policy's nonsense replaced by the last place."""
@@ -130,6 +133,7 @@ class BatchBuilder:
             released_handles=tuple(executor.released_handles),
             new_sequences=tuple(draft.new_sequences),
             rows=tuple(draft.rows),
+            num_tokens=executor.spec.max_num_batched_tokens - draft.budget,
         )
         executor.released_handles.clear()
         executor.in_flight.append(InFlightStep(batch.step, draft.sequences, batch.rows, draft.samples))
@@ -199,8 +203,12 @@ class BatchBuilder:
         if not quota or not self._make_room(draft, executor, policy, sequence, now):
             return False
         # Evictions give budget back, never take it.
+        request = sequence.request
+        record = request.record
+        queue_seconds = None if request.was_started else now - request.arrival
         blocks = executor.begin_stay(sequence)
-        record = sequence.request.record
+        self.num_prefix_query_tokens += sequence.num_tokens
+        self.num_prefix_hit_tokens += sequence.num_computed_tokens
         draft.new_sequences.append(
             NewSequence(
                 request=sequence.request_id,
@@ -210,6 +218,7 @@ class BatchBuilder:
                 choice=sequence.choice,
                 sampling=record.sampling,
                 stopping=record.stopping,
+                queue_seconds=queue_seconds,
             )
         )
         draft.add(sequence, quota, blocks)

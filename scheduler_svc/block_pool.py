@@ -27,6 +27,7 @@ class BlockPool:
             raise ValueError(f"a pool needs the null block and one more, got {num_blocks}")
         self._reference_counts = [0] * num_blocks
         self._free = deque(range(NULL_BLOCK + 1, num_blocks))
+        self._num_owned = 0
 
     @property
     def num_total_blocks(self) -> int:
@@ -37,6 +38,11 @@ class BlockPool:
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds."""
         return len(self._free)
+
+    @property
+    def num_owned_blocks(self) -> int:
+        """Blocks that at least one table holds."""
+        return self._num_owned
 
     def reference_count(self, block: int) -> int:
         """How many tables hold a block."""
@@ -49,6 +55,7 @@ class BlockPool:
         blocks = [self._free.popleft() for _ in range(count)]
         for block in blocks:
             self._reference_counts[block] = 1
+        self._num_owned += count
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -67,6 +74,7 @@ class BlockPool:
             self._reference_counts[block] = count - 1
             if count == 1:
                 self._free.append(block)
+                self._num_owned -= 1
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every block but the null block is either free or held, once."""
@@ -78,3 +86,5 @@ class BlockPool:
             count = self._reference_counts[block]
             assert count >= 0, f"block {block} has {count} holders"
             assert (block in free) == (count == 0), f"block {block} has {count} holders, free: {block in free}"
+        num_held = len(self._reference_counts) - self._reference_counts.count(0)
+        assert self._num_owned == num_held, f"{num_held} blocks are held, counted {self._num_owned}"

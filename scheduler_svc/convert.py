@@ -26,6 +26,7 @@ from scheduler_svc.batch import (
     RowResult,
     RowStatus,
     ScheduledBatch,
+    StageTimings,
     StepFailureReason,
     TokensOut,
 )
@@ -326,7 +327,13 @@ def batch_result(result: executor_pb2.StepResult, session: int) -> BatchResult:
         RowResult(handle, status, token_ids[end - count : end], logprobs.get(row))
         for row, (handle, status, count, end) in enumerate(zip(result.handles, statuses, counts, ends, strict=True))
     )
-    return BatchResult(session, result.step, rows)
+    timings = _timings(result.timings) if result.HasField("timings") else None
+    return BatchResult(session, result.step, rows, timings=timings)
+
+
+def _timings(timings: executor_pb2.StageTimings) -> StageTimings:
+    parts = (timings.queue, timings.prepare, timings.forward, timings.sample)
+    return StageTimings(*(max(0.0, _seconds(part)) for part in parts))
 
 
 def _seconds(duration: Duration) -> float:

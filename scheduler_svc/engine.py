@@ -18,6 +18,7 @@ from scheduler_svc import admission
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RequestDone, ScheduledBatch, TokensOut
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState
+from scheduler_svc.listing import RequestPlace, RequestsPage, list_page
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.load import ExecutorLoad, LoadSnapshot, ModelPoolView
 from scheduler_svc.placement import Placement
@@ -26,6 +27,7 @@ from scheduler_svc.sequence import (
     ChoiceEnd,
     FinishReason,
     LiveRequest,
+    Outcome,
     RequestId,
     RequestRecord,
     Sequence,
@@ -83,9 +85,9 @@ class Engine:
         self._requests.add(request)
         for sequence, choice in zip(request.sequences, record.choices, strict=True):
             if choice.end is not None:
-                self._close_choice(sequence)
+                self._close_choice(sequence, Outcome.FINISHED)
             elif (end := sequence.find_end()) is not None:
-                self._end_choice(sequence, end)
+                self._end_choice(sequence, end, Outcome.FINISHED)
             else:
                 self._placement.place(sequence, now)
         return self._take_events()
@@ -94,15 +96,24 @@ class Engine:
         """End a request or one of its choices, in any state: blocks are free at once. Unknown or ended: no event.
 
         kept_tokens, of use only with a choice, is how many of its tokens the gateway counts: the end is announced at
-        that index, and what was generated past it is gone.
+        that index, and what was generated past it is gone. A request whose last choice the gateway ends by itself
+        (a stop that only the text shows) has finished; one that is ended whole is cancelled.
         """
         request = self._requests.get(request_id)
+        outcome = Outcome.CANCELLED if choice is None else Outcome.FINISHED
         if request is not None:
             for sequence in request.sequences:
                 if choice in (None, sequence.choice) and sequence.status is not SequenceStatus.FINISHED:
                     if choice is not None and kept_tokens is not None:
                         sequence.keep(kept_tokens)
-                    self._end_choice(sequence, ChoiceEnd(FinishReason.CANCELLED))
+                    self._end_choice(sequence, ChoiceEnd(FinishReason.CANCELLED), outcome)
+        return self._take_events()
+
+    def abort(self, request_id: RequestId, error: ServiceError) -> list[Event]:
+        """End a request with an error, in any state: blocks are free at once. Unknown or ended: no event."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._fail(request, error)
         return self._take_events()
 
     def expire(self, now: float) -> list[Event]:
@@ -163,7 +174,7 @@ class Engine:
         applied = self._results.apply(executor, step, result, now)
         self._events.extend(applied.outputs)
         for sequence in applied.ended:
-            self._close_choice(sequence)
+            self._close_choice(sequence, Outcome.FINISHED)
         for request, error in applied.failed:
             self._fail(request, error)
         return self._take_events()
@@ -181,6 +192,11 @@ class Engine:
             pools.append(ModelPoolView(model, pool[0].spec.model_revision, len(pool), longest))
         return pools
 
+    def list_requests(self, after: RequestPlace | None, limit: int, now: float) -> RequestsPage:
+        """Return up to `limit` live requests, the oldest of those past `after`."""
+        addresses = {session: executor.spec.address for session, executor in self._placement.executors.items()}
+        return list_page(self._requests.values(), addresses, after, limit, now)
+
     def load(self) -> LoadSnapshot:
         """How busy the cell is now."""
         executors = tuple(
@@ -195,6 +211,7 @@ class Engine:
                 num_steps=executor.num_steps_done,
                 total_blocks=executor.kv.num_total_blocks,
                 free_blocks=executor.kv.num_free_blocks,
+                owned_blocks=executor.kv.num_owned_blocks,
             )
             for executor in self._placement.executors.values()
         )
@@ -202,10 +219,17 @@ class Engine:
         free = sum(executor.free_blocks for executor in executors)
         return LoadSnapshot(
             num_requests=len(self._requests),
+            num_accepted=self._requests.num_accepted,
+            num_finished=self._requests.num_ended[Outcome.FINISHED],
+            num_failed=self._requests.num_ended[Outcome.FAILED],
+            num_cancelled=self._requests.num_ended[Outcome.CANCELLED],
             num_waiting=sum(executor.num_waiting for executor in executors) + len(self._placement.orphans),
             num_running=sum(executor.num_running for executor in executors),
             num_preemptions=self._builder.num_preemptions,
             num_desyncs=self._results.num_desyncs,
+            num_generated_tokens=self._results.num_generated_tokens,
+            num_prefix_query_tokens=self._builder.num_prefix_query_tokens,
+            num_prefix_hit_tokens=self._builder.num_prefix_hit_tokens,
             kv_usage=(total - free) / total if total else 0.0,
             executors=executors,
         )
@@ -237,21 +261,24 @@ class Engine:
                 else:
                     assert sequence.find_end() is None, f"{sequence!r} should have ended"
 
-    def _end_choice(self, sequence: Sequence, end: ChoiceEnd) -> None:
+    def _end_choice(self, sequence: Sequence, end: ChoiceEnd, outcome: Outcome) -> None:
         """End a choice otherwise than by a result: announce it, free what it holds."""
         self._events.append(
             TokensOut(sequence.request_id, sequence.choice, len(sequence.output_token_ids), (), None, end)
         )
         self._placement.remove(sequence)
-        self._close_choice(sequence)
+        self._close_choice(sequence, outcome)
 
-    def _close_choice(self, sequence: Sequence) -> None:
-        """Count a choice that holds nothing and whose end is known as closed; with the last the request is done."""
+    def _close_choice(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Count a choice that holds nothing and whose end is known as closed.
+
+        With the last the request is done, and `outcome` is what became of it.
+        """
         sequence.status = SequenceStatus.FINISHED
         request = sequence.request
         request.num_open -= 1
         if request.num_open == 0:
-            self._requests.remove(request, failed=False)
+            self._requests.remove(request, outcome)
             self._events.append(RequestDone(request.record.id, None))
 
     def _fail(self, request: LiveRequest, error: ServiceError) -> None:
@@ -263,7 +290,8 @@ class Engine:
                 self._placement.remove(sequence)
                 sequence.status = SequenceStatus.FINISHED
         request.num_open = 0
-        self._requests.remove(request, failed=True)
+        outcome = Outcome.CANCELLED if error.code is grpc.StatusCode.CANCELLED else Outcome.FAILED
+        self._requests.remove(request, outcome)
         self._events.append(RequestDone(request.record.id, error))
 
     def _take_events(self) -> list[Event]:

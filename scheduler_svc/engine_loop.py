@@ -13,12 +13,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, ScheduledBatch
 from scheduler_svc.engine import Engine
+from scheduler_svc.listing import RequestPlace, RequestsPage
 from scheduler_svc.load import LoadSnapshot, ModelPoolView
+from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.request_log import RequestLog, format_request_id
 from scheduler_svc.sequence import RequestId, RequestRecord
 
@@ -52,10 +54,15 @@ class Publisher(Protocol):
 PoolsWatcher = Callable[[Sequence[ModelPoolView]], None]
 
 
+class _Sent(NamedTuple):
+    batch: ScheduledBatch
+    at: float
+
+
 class _Session:
     def __init__(self, link: ExecutorLink) -> None:
         self.link = link
-        self.in_flight: dict[int, ScheduledBatch] = {}
+        self.in_flight: dict[int, _Sent] = {}
 
 
 class EngineLoop:
@@ -68,6 +75,7 @@ class EngineLoop:
         self,
         engine: Engine,
         publisher: Publisher,
+        metrics: SchedulerMetrics,
         *,
         check_invariants: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -75,6 +83,7 @@ class EngineLoop:
     ) -> None:
         self._engine = engine
         self._publisher = publisher
+        self._metrics = metrics
         self._pools_watchers: list[PoolsWatcher] = []
         self._check_invariants = check_invariants
         self._clock = clock
@@ -120,6 +129,14 @@ class EngineLoop:
         self._after(events, now)
         return bool(own)
 
+    def abort(self, request_id: RequestId, error: ServiceError) -> bool:
+        """End a request with an error that its gateway is told. Returns whether it was live."""
+        now = self._clock()
+        with self._guarded("abort", request_id=format_request_id(request_id)):
+            events = self._engine.abort(request_id, error)
+        self._after(events, now)
+        return any(event.request == request_id for event in events)
+
     def requests_of(self, incarnation: str) -> set[int]:
         """Return the counters of one gateway's live requests."""
         with self._guarded("requests_of"):
@@ -149,9 +166,12 @@ class EngineLoop:
     def apply(self, session: int, result: BatchResult) -> None:
         """Take a step's result in."""
         now = self._clock()
-        batch = self._sessions[session].in_flight.pop(result.step, None)
+        sent = self._sessions[session].in_flight.pop(result.step, None)
+        batch = None if sent is None else sent.batch
         with self._guarded("update", session=session, step=result.step, batch=batch, result=result):
             events = self._engine.update(session, result, now)
+        if sent is not None:
+            self._metrics.step_answered(sent.batch, result.timings, now - sent.at)
         self._after(events, now)
 
     # What others ask.
@@ -165,6 +185,11 @@ class EngineLoop:
         """Return how busy the cell is."""
         with self._guarded("load"):
             return self._engine.load()
+
+    def list_requests(self, after: RequestPlace | None, limit: int) -> RequestsPage:
+        """Return up to `limit` live requests, the oldest of those past `after`."""
+        with self._guarded("list_requests"):
+            return self._engine.list_requests(after, limit, self._clock())
 
     # The loop.
 
@@ -211,8 +236,10 @@ class EngineLoop:
             with self._guarded("schedule", session=number):
                 batch = self._engine.schedule(number, now)
             if batch is not None:
+                sent_at = self._clock()
+                self._metrics.step_built(batch, sent_at - now)
                 self._log.scheduled(batch.new_sequences, now)
-                session.in_flight[batch.step] = batch
+                session.in_flight[batch.step] = _Sent(batch, sent_at)
                 session.link.send(batch)
                 any_scheduled = True
             if self._check_invariants:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
@@ -26,9 +26,10 @@ from scheduler_svc.convert import (
 )
 from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.load import ModelPoolView
+from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.output_streams import OutputStream, OutputStreams, lapsed_error
 from scheduler_svc.request_log import format_request_id
-from scheduler_svc.sequence import RequestRecord
+from scheduler_svc.sequence import RequestId, RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ LOAD_INTERVAL = 1.0
 
 _MOST_CONTROL_FRAMES = 10_000
 _MOST_NOTED_CANCELS = 1_000
+_MOST_OPERATOR_CANCELS = 10_000
 
 
 def replaced_error() -> ServiceError:
@@ -49,6 +51,17 @@ def stopping_error() -> ServiceError:
     return ServiceError(
         grpc.StatusCode.UNAVAILABLE, "SCHEDULER_STOPPING", "the scheduler is stopping; attach again", retry_delay=1.0
     )
+
+
+def _cancelled_by_operator() -> ServiceError:
+    message = "an operator has cancelled the request"
+    return ServiceError(grpc.StatusCode.CANCELLED, "CANCELLED_BY_OPERATOR", message)
+
+
+def _not_live(request_id: RequestId) -> ServiceError:
+    name = format_request_id(request_id)
+    message = f"no request {name} is live; it may have ended a moment ago"
+    return ServiceError(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", message, metadata={"request_id": name})
 
 
 class Attachment:
@@ -133,12 +146,18 @@ class Attachment:
 class Gateways:
     """All gateways of the cell. `grace`: seconds that a lost gateway's requests go on."""
 
-    def __init__(self, engine_loop: EngineLoop, outputs: OutputStreams, grace: float) -> None:
+    def __init__(
+        self, engine_loop: EngineLoop, outputs: OutputStreams, metrics: SchedulerMetrics, grace: float
+    ) -> None:
         self._engine_loop = engine_loop
+        self._metrics = metrics
         self._outputs = outputs
         self._grace = grace
         self._attached: dict[str, Attachment] = {}
         self._absent: dict[str, asyncio.TimerHandle] = {}
+        # A gateway whose frames were thrown away submits what it holds; what an operator has ended stays ended. Oldest
+        # first.
+        self._operator_cancels: OrderedDict[RequestId, None] = OrderedDict()
         self._closing: ServiceError | None = None
 
     def __len__(self) -> int:
@@ -193,6 +212,8 @@ class Gateways:
         # A request that has ended but whose end is on its way is known too.
         if not self._outputs.open(attachment.incarnation).owes_finish_of(counter):
             try:
+                if record.id in self._operator_cancels:
+                    raise _cancelled_by_operator()
                 self._engine_loop.submit(record)
             except ServiceError as error:
                 self.reject(attachment, counter, error)
@@ -208,6 +229,7 @@ class Gateways:
             "error": error.message,
         }
         logger.info("request rejected", extra={"fields": fields})
+        self._metrics.rejected(error.code)
         attachment.answer(rejected_frame(counter, error))
 
     def cancel(self, attachment: Attachment, counter: int, choice: int | None, kept: int | None, reason: str) -> None:
@@ -220,6 +242,17 @@ class Gateways:
             noted.add(counter)
             fields = {"request_id": format_request_id(request_id), "reason": reason}
             logger.info("cancel of what is not live", extra={"fields": fields})
+
+    def cancel_for_operator(self, incarnation: str, counter: int) -> None:
+        """End a live request of any gateway, attached or not, with CANCELLED. Raises NOT_FOUND where it is not live."""
+        request_id = (incarnation, counter)
+        if not self._engine_loop.abort(request_id, _cancelled_by_operator()):
+            raise _not_live(request_id)
+        self._operator_cancels[request_id] = None
+        if len(self._operator_cancels) > _MOST_OPERATOR_CANCELS:
+            self._operator_cancels.popitem(last=False)
+        fields = {"request_id": format_request_id(request_id)}
+        logger.info("request cancelled by an operator", extra={"fields": fields})
 
     def acknowledge(self, attachment: Attachment, sequence: int) -> None:
         """Forget the outputs up to a sequence number. Raises ServiceError where that one was never sent."""

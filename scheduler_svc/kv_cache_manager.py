@@ -31,6 +31,11 @@ class KVCacheManager:
         return self._pool.num_free_blocks
 
     @property
+    def num_owned_blocks(self) -> int:
+        """Blocks in the tables of sequences."""
+        return self._pool.num_owned_blocks
+
+    @property
     def num_total_slots(self) -> int:
         """Tokens whose KV fits when one sequence holds every block."""
         return self._pool.num_total_blocks * self.block_size

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 
 from scheduler_svc.keyed_heap import KeyedHeap
-from scheduler_svc.sequence import LiveRequest, RequestId, SequenceStatus
+from scheduler_svc.sequence import LiveRequest, Outcome, RequestId, SequenceStatus
 
 
 class LiveRequests:
-    """By id, by gateway and by deadline. Accepted = live + ended well + ended badly, at any time."""
+    """By id, by gateway and by deadline. Accepted = live + ended with any outcome, at any time."""
 
     def __init__(self) -> None:
         self._by_id: dict[RequestId, LiveRequest] = {}
         self._by_incarnation: defaultdict[str, set[int]] = defaultdict(set)
         self._deadlines: KeyedHeap[LiveRequest] = KeyedHeap()
         self.num_accepted = 0
-        self.num_completed = 0
-        self.num_failed = 0
+        self.num_ended = dict.fromkeys(Outcome, 0)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -46,7 +45,7 @@ class LiveRequests:
             self._deadlines.push(request, (request.deadline,))
         self.num_accepted += 1
 
-    def remove(self, request: LiveRequest, *, failed: bool) -> None:
+    def remove(self, request: LiveRequest, outcome: Outcome) -> None:
         """End a request."""
         incarnation, counter = request.record.id
         del self._by_id[request.record.id]
@@ -56,10 +55,7 @@ class LiveRequests:
             del self._by_incarnation[incarnation]
         if request.deadline is not None:
             self._deadlines.remove(request)
-        if failed:
-            self.num_failed += 1
-        else:
-            self.num_completed += 1
+        self.num_ended[outcome] += 1
 
     def overdue(self, now: float) -> LiveRequest | None:
         """The request whose deadline passed first, or None."""
@@ -70,7 +66,7 @@ class LiveRequests:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless what was accepted is live or has ended, and what is live has an open choice."""
-        assert self.num_accepted == len(self._by_id) + self.num_completed + self.num_failed
+        assert self.num_accepted == len(self._by_id) + sum(self.num_ended.values())
         assert sum(len(counters) for counters in self._by_incarnation.values()) == len(self._by_id)
         with_deadline = {request for request in self._by_id.values() if request.deadline is not None}
         assert set(self._deadlines) == with_deadline

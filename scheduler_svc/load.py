@@ -17,7 +17,10 @@ class ModelPoolView(NamedTuple):
 
 @dataclass(frozen=True)
 class ExecutorLoad:
-    """One session. Blocks leave out the null block; num_waiting is the work that is placed there and waits."""
+    """One session. Blocks leave out the null block; num_waiting is the work that is placed there and waits.
+
+    Blocks are free, owned by sequences, or cached: kept for those to come, and given up when room is wanted.
+    """
 
     session: int
     address: str
@@ -29,16 +32,34 @@ class ExecutorLoad:
     num_steps: int
     total_blocks: int
     free_blocks: int
+    owned_blocks: int
+
+    @property
+    def cached_blocks(self) -> int:
+        """What is neither free nor owned."""
+        return self.total_blocks - self.free_blocks - self.owned_blocks
 
 
 @dataclass(frozen=True)
 class LoadSnapshot:
-    """How busy the cell is. num_preemptions and num_desyncs count since the start; kv_usage is a share, 0 to 1."""
+    """How busy the cell is, at one moment. kv_usage is a share, 0 to 1.
+
+    These count since the start: accepted requests (num_requests live ones, and those that finished, failed or were
+    cancelled), preemptions, desyncs, committed output tokens; and, over all admissions, the tokens admitted and those
+    of them whose KV was there already.
+    """
 
     num_requests: int
+    num_accepted: int
+    num_finished: int
+    num_failed: int
+    num_cancelled: int
     num_waiting: int
     num_running: int
     num_preemptions: int
     num_desyncs: int
+    num_generated_tokens: int
+    num_prefix_query_tokens: int
+    num_prefix_hit_tokens: int
     kv_usage: float
     executors: tuple[ExecutorLoad, ...]

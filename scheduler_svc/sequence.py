@@ -17,6 +17,14 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
 
 
+class Outcome(Enum):
+    """What became of a request, for the counts: each has one."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 @dataclass(frozen=True)
 class ChoiceEnd:
     """How a choice ended; stop_token_id is set where the reason is STOP."""

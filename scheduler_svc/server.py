@@ -8,8 +8,11 @@ import logging
 import time
 from collections.abc import Awaitable, Iterable
 
+from prometheus_client import CollectorRegistry
+
 from octavo.internal.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from octavo.rpc.channel import open_channel
+from octavo.rpc.metrics import MetricsServer
 from octavo.rpc.server import PortTakenError, RpcServer, wait_for_signal
 from octavo.settings import SchedulerSettings
 from scheduler_svc.engine import Engine
@@ -18,6 +21,7 @@ from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_directory import ExecutorDirectory, Resolver, TargetsError, parse_targets, resolve
 from scheduler_svc.gateways import Gateways, stopping_error
 from scheduler_svc.health import PoolHealth
+from scheduler_svc.metrics import LiveState, SchedulerMetrics
 from scheduler_svc.output_streams import MAX_UNACKNOWLEDGED_BYTES, OutputStreams
 from scheduler_svc.policies.registry import PolicyError, load_policy
 from scheduler_svc.servicer import SERVICE_NAME, SchedulerServicer
@@ -58,11 +62,15 @@ class SchedulerServer:
         output_limit: int = MAX_UNACKNOWLEDGED_BYTES,
     ) -> None:
         self._rpc = RpcServer(settings.bind, settings.port)
+        registry = CollectorRegistry()
+        self._metrics_server = MetricsServer(registry, settings.bind, settings.metrics_port)
+        metrics = SchedulerMetrics(registry)
         if engine is None:
             engine = Engine(load_policy(settings.policy), settings.depth, orphan_timeout=settings.orphan_timeout)
         outputs = OutputStreams(output_limit)
-        self._engine_loop = EngineLoop(engine, outputs, check_invariants=settings.check_invariants)
-        self._gateways = Gateways(self._engine_loop, outputs, settings.gateway_grace)
+        self._engine_loop = EngineLoop(engine, outputs, metrics, check_invariants=settings.check_invariants)
+        self._gateways = Gateways(self._engine_loop, outputs, metrics, settings.gateway_grace)
+        registry.register(LiveState(self._engine_loop.load, self._gateways.__len__))
         self._health = PoolHealth(self._rpc.health, ("", SERVICE_NAME))
         self._engine_loop.watch_pools(self._gateways.pools_changed)
         self._engine_loop.watch_pools(self._health.pools_changed)
@@ -96,9 +104,19 @@ class SchedulerServer:
         """The port in use, once started."""
         return self._rpc.port
 
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics page, once started."""
+        return self._metrics_server.port
+
     async def start(self) -> None:
-        """Listen. Raises PortTakenError."""
-        await self._rpc.start(SERVICE_NAME)
+        """Listen, first for scrapes. Raises PortTakenError, and then listens nowhere."""
+        self._metrics_server.start()
+        try:
+            await self._rpc.start(SERVICE_NAME)
+        except PortTakenError:
+            await self._metrics_server.stop()
+            raise
 
     async def run(self, stop: Awaitable[object]) -> int:
         """Work until `stop` is done or something fails that must end the process, then stop. Returns the exit code."""
@@ -118,13 +136,14 @@ class SchedulerServer:
             return _exit_code(task for task in done if task is not stopped)
         finally:
             # In this order: nobody new comes, gateways learn that they must go elsewhere, then the executors are let
-            # go.
+            # go. The metrics page shows all of it.
             await self._rpc.health.drain()
             self._gateways.close(stopping_error())
             for task in (stopped, *work):
                 task.cancel()
             await asyncio.gather(stopped, *work, return_exceptions=True)
             await self._rpc.stop(STOP_GRACE)
+            await self._metrics_server.stop()
 
 
 async def serve(settings: SchedulerSettings) -> int:
@@ -134,7 +153,8 @@ async def serve(settings: SchedulerSettings) -> int:
         await server.start()
     except (PolicyError, PortTakenError, TargetsError) as error:
         raise StartError(str(error)) from error
-    logger.info("scheduler listening", extra={"fields": {"bind": settings.bind, "port": server.port}})
+    fields = {"bind": settings.bind, "port": server.port, "metrics_port": server.metrics_port}
+    logger.info("scheduler listening", extra={"fields": fields})
     code = await server.run(wait_for_signal())
     logger.info("scheduler stopped", extra={"fields": {"exit_code": code}})
     return code

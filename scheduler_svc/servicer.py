@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -12,6 +13,7 @@ import grpc.aio
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from octavo.rpc.limits import MAX_TERM
+from scheduler_svc.admin_convert import cancel_target, list_query, list_response
 from scheduler_svc.convert import cancel_reason, load_response, request_record
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.gateways import Attachment, Gateways, stopping_error
@@ -44,7 +46,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if hello is None:
             return
         term = await self._agree_on_term(hello)
-        try:
+        with _engine_at_work():
             attachment = self._gateways.attach(hello.incarnation, hello.live_requests, term)
             try:
                 await until_first(
@@ -52,8 +54,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 )
             finally:
                 self._gateways.detach(attachment)
-        except EngineFailedError as error:
-            raise stopping_error() from error
 
     async def GetLoad(  # noqa: N802 - the contract's name
         self,
@@ -62,7 +62,30 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.GetLoadResponse:
         """Tell the load in full."""
         term = await self._term.fixed()
-        return load_response(term, len(self._gateways), self._engine_loop.load())
+        with _engine_at_work():
+            return load_response(term, len(self._gateways), self._engine_loop.load())
+
+    async def ListRequests(  # noqa: N802 - the contract's name
+        self,
+        request: scheduler_pb2.ListRequestsRequest,
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - grpc passes it
+    ) -> scheduler_pb2.ListRequestsResponse:
+        """List a page of the live requests."""
+        term = await self._term.fixed()
+        after, limit = list_query(request, term)
+        with _engine_at_work():
+            return list_response(self._engine_loop.list_requests(after, limit), term)
+
+    async def CancelRequest(  # noqa: N802 - the contract's name
+        self,
+        request: scheduler_pb2.CancelRequestRequest,
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - grpc passes it
+    ) -> scheduler_pb2.CancelRequestResponse:
+        """End a live request for an operator."""
+        incarnation, counter = cancel_target(request)
+        with _engine_at_work():
+            self._gateways.cancel_for_operator(incarnation, counter)
+        return scheduler_pb2.CancelRequestResponse()
 
     async def _read_hello(self, context: _AttachContext) -> scheduler_pb2.Hello | None:
         frame = await context.read()
@@ -126,6 +149,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             cancel.kept_tokens if cancel.HasField("kept_tokens") else None,
             cancel_reason(cancel),
         )
+
+
+@contextmanager
+def _engine_at_work() -> Iterator[None]:
+    """Turn a failure of the engine into UNAVAILABLE: the process ends, and another will answer."""
+    try:
+        yield
+    except EngineFailedError as error:
+        raise stopping_error() from error
 
 
 async def _write_frames(attachment: Attachment, context: _AttachContext) -> NoReturn:

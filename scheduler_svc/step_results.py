@@ -39,6 +39,7 @@ class StepResults:
         self._policy = policy
         self._builder = builder
         self.num_desyncs = 0
+        self.num_generated_tokens = 0
 
     def apply(self, executor: ExecutorState, step: InFlightStep, result: BatchResult, now: float) -> Applied:
         """Apply the answer to `step`, which the caller has taken out of flight."""
@@ -73,6 +74,8 @@ class StepResults:
                 executor.remove(sequence)
                 sequence.status = finished
                 applied.ended.append(sequence)
+        # Each output is one committed token.
+        self.num_generated_tokens += len(outputs)
         return applied
 
     def _charge_prompt(self, sequence: Sequence, sent: ScheduledRow) -> None:

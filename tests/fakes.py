@@ -200,7 +200,8 @@ class FakeExecutor:
         new_handles = {new.handle for new in batch.new_sequences}
         assert len(handles) == len(set(handles)), "one row per sequence"
         assert len(handles) <= self.spec.max_num_seqs
-        assert sum(row.num_scheduled_tokens for row in batch.rows) <= self.spec.max_num_batched_tokens
+        assert batch.num_tokens == sum(row.num_scheduled_tokens for row in batch.rows)
+        assert batch.num_tokens <= self.spec.max_num_batched_tokens
         assert all(row.num_scheduled_tokens >= 1 for row in batch.rows)
         assert new_handles <= set(handles), "each new sequence has a row"
         assert not new_handles & self._used_handles, "handles are never reused"

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 from wire_executor import Watched
 
 from octavo.rpc.errors import ServiceError
@@ -28,6 +29,7 @@ from scheduler_svc.batch import (
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.load import ModelPoolView
+from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.policies.registry import load_policy
 from scheduler_svc.sequence import (
     ChoiceEnd,
@@ -89,7 +91,7 @@ class ScriptedEngine(Engine):
         if self.steps[session] >= self.wanted[session]:
             return None
         self.steps[session] += 1
-        return ScheduledBatch(session, self.steps[session], (), self.new_sequences, ())
+        return ScheduledBatch(session, self.steps[session], (), self.new_sequences, (), 0)
 
     def check_invariants(self) -> None:
         self.calls.append("check")
@@ -128,7 +130,9 @@ async def turns(count: int = 20) -> None:
 async def looping(engine: Engine, **options: Any) -> AsyncIterator[tuple[EngineLoop, Collector, asyncio.Task[None]]]:
     """Run a loop over an engine; its timer is far away unless told otherwise."""
     collector = Collector()
-    loop = EngineLoop(engine, collector, **({"expire_interval": 1000.0} | options))
+    loop = EngineLoop(
+        engine, collector, SchedulerMetrics(CollectorRegistry()), **({"expire_interval": 1000.0} | options)
+    )
     task: asyncio.Task[None] = asyncio.ensure_future(loop.run())  # type: ignore[arg-type]
     await turns()
     yield loop, collector, task

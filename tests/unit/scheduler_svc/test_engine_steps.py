@@ -23,7 +23,7 @@ def test_a_prompt_goes_in_whole_and_decodes_one_by_one() -> None:
     cell.submit(record)
     batch = cell.schedule()
     assert batch is not None
-    assert batch.new_sequences == (NewSequence(record.id, 1, (9, 8, 7), 3, 0, 5, record.stopping),)
+    assert batch.new_sequences == (NewSequence(record.id, 1, (9, 8, 7), 3, 0, 5, record.stopping, 0.0),)
     assert (batch.step, batch.released_handles, list(batch.rows)) == (1, (), [ScheduledRow(1, 3, 0, (1,))])
     cell.run()
     assert rows_of(cell) == [ScheduledRow(1, 1, 3, ())]

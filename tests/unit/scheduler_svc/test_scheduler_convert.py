@@ -122,6 +122,7 @@ def test_a_batch_becomes_columns() -> None:
         released_handles=(1, 2),
         new_sequences=(NewSequence(("g", 1), 5, (10, 11, 12), 2, 1, sampling, stopping),),
         rows=(ScheduledRow(4, 1, 33, ()), ScheduledRow(5, 3, 0, (6, 7))),
+        num_tokens=4,
     )
     frame = convert.step_batch_frame(batch, session=99).step_batch
     assert (frame.session, frame.step, list(frame.released_handles)) == (99, 8, [1, 2])

@@ -98,7 +98,7 @@ async def test_sigterm_ends_the_process_in_order(tmp_path: Path) -> None:
     """
     executor = await FakeExecutor().start()
     log = tmp_path / "log"
-    arguments = ["--port", "0", "--executors", executor.address, "--check-invariants"]
+    arguments = ["--port", "0", "--metrics-port", "0", "--executors", executor.address, "--check-invariants"]
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "scheduler_svc", *arguments, stderr=stderr, cwd=Path(__file__).parents[3]
@@ -249,7 +249,7 @@ def test_a_bad_start_says_what_is_wrong(
     arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What cannot be started ends with exit code 2 and one line that names the fault."""
-    monkeypatch.setattr(sys, "argv", ["scheduler_svc", "--port", "0", *arguments])
+    monkeypatch.setattr(sys, "argv", ["scheduler_svc", "--port", "0", "--metrics-port", "0", *arguments])
     with pytest.raises(SystemExit) as raised:
         main()
     assert raised.value.code == 2

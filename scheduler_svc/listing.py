@@ -1,0 +1,85 @@
+"""The live requests as an operator sees them: oldest first, page by page."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scheduler_svc.sequence import LiveRequest, RequestId, SequenceStatus
+
+RequestPlace = tuple[float, RequestId]
+"""The place of a request in the list: its arrival on the engine's clock, then its id, which is unique for ever.
+
+A place stays what it is while others come and go, so a page can begin after one whose request has ended.
+"""
+
+
+@dataclass(frozen=True)
+class RequestView:
+    """A live request at one moment.
+
+    num_output_tokens counts committed tokens of all choices; num_waiting and num_running count choices that have not
+    ended; executors are the addresses where these are placed, each once. age and remaining_deadline are seconds, None
+    is no deadline.
+    """
+
+    id: RequestId
+    label: str
+    model: str
+    tenant: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    executors: tuple[str, ...]
+    age: float
+    remaining_deadline: float | None
+
+
+@dataclass(frozen=True)
+class RequestsPage:
+    """A page of the list. next is the place after which the next page begins; None: this is the last."""
+
+    requests: tuple[RequestView, ...]
+    next: RequestPlace | None
+
+
+def list_page(
+    requests: Iterable[LiveRequest],
+    addresses: Mapping[int, str],
+    after: RequestPlace | None,
+    limit: int,
+    now: float,
+) -> RequestsPage:
+    """Return the first `limit` requests past the place `after`. addresses: those of the executors, by session."""
+    # Places differ, so requests are never compared.
+    placed = ((_place(request), request) for request in requests)
+    first = heapq.nsmallest(limit + 1, (each for each in placed if after is None or each[0] > after))
+    views = tuple(_view(request, addresses, now) for _, request in first[:limit])
+    return RequestsPage(views, first[limit - 1][0] if len(first) > limit else None)
+
+
+def _place(request: LiveRequest) -> RequestPlace:
+    return request.arrival, request.record.id
+
+
+def _view(request: LiveRequest, addresses: Mapping[int, str], now: float) -> RequestView:
+    record = request.record
+    sequences = request.sequences
+    placed = (addresses[sequence.session] for sequence in sequences if sequence.session)
+    return RequestView(
+        id=record.id,
+        label=record.label,
+        model=record.model,
+        tenant=record.tenant,
+        num_prompt_tokens=len(record.prompt_token_ids),
+        num_output_tokens=sum(len(sequence.output_token_ids) for sequence in sequences),
+        num_waiting=sum(sequence.status is SequenceStatus.WAITING for sequence in sequences),
+        num_running=sum(sequence.status is SequenceStatus.RUNNING for sequence in sequences),
+        num_blocks=sum(len(sequence.block_table) for sequence in sequences),
+        executors=tuple(dict.fromkeys(placed)),
+        age=now - request.arrival,
+        remaining_deadline=None if request.deadline is None else max(0.0, request.deadline - now),
+    )
