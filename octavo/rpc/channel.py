@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
 import grpc.aio
 
-from octavo.rpc.limits import CHANNEL_OPTIONS
+from octavo.rpc.limits import CHANNEL_OPTIONS, RETRYING_CHANNEL_OPTIONS
+
+# A pool of its own: channels of equal target would share one connection, and a stalled one would stall all.
+_OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Return an asyncio channel to `host:port`. Connects on first use."""
-    # A pool of its own: channels of equal target would share one connection, and a stalled one would stall all.
-    options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-    return grpc.aio.insecure_channel(address, options=options)
+def open_channel(address: str, service_config: Mapping[str, Any] | None = None) -> grpc.aio.Channel:
+    """Return an asyncio channel to `host:port`. Connects on first use.
+
+    `service_config`: gRPC's own form. It alone decides on retries; without one nothing is ever sent twice.
+    """
+    return grpc.aio.insecure_channel(address, options=_options(service_config))
+
+
+def open_sync_channel(address: str, service_config: Mapping[str, Any] | None = None) -> grpc.Channel:
+    """Return a blocking channel to `host:port`, for any number of threads. Else as `open_channel`."""
+    return grpc.insecure_channel(address, options=_options(service_config))
+
+
+def _options(service_config: Mapping[str, Any] | None) -> tuple[tuple[str, int | str], ...]:
+    if service_config is None:
+        return (*CHANNEL_OPTIONS, *_OWN_CONNECTION)
+    return (*RETRYING_CHANNEL_OPTIONS, *_OWN_CONNECTION, ("grpc.service_config", json.dumps(service_config)))

@@ -43,13 +43,28 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
 )
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    *MESSAGE_OPTIONS,
-    *KEEPALIVE_OPTIONS,
-    # Retries that re-send a started stream could repeat a request; our clients resume by record instead.
-    ("grpc.enable_retries", 0),
+_CONNECTING_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Also what one attempt may take, and set for that: a busy peer needs more than the pause between attempts.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *MESSAGE_OPTIONS,
+    *KEEPALIVE_OPTIONS,
+    *_CONNECTING_OPTIONS,
+    # Retries that re-send a started stream could repeat a request; our clients resume by record instead.
+    ("grpc.enable_retries", 0),
+)
+
+RETRYING_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *MESSAGE_OPTIONS,
+    *KEEPALIVE_OPTIONS,
+    *_CONNECTING_OPTIONS,
+    ("grpc.enable_retries", 1),
+    # A request larger than the buffer is never sent again, and gRPC's own 256 KiB is less than a long prompt.
+    ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),
+)
+"""For public clients, whose service config says what may be sent again. gRPC does so only where no response headers
+have come, and the gateway sends none before it has accepted a request."""

@@ -1,0 +1,89 @@
+"""Clients of the public API: Client and AsyncClient, and AdminClient and AsyncAdminClient for operators.
+
+Arrows go one way: clients -> streams -> connections -> converters, discovery -> errors, types. A connection hides where
+its peer is and how it was found, so that more than one peer concerns nothing above it.
+"""
+
+from octavo.client.admin_types import ExecutorInfo, Load, RequestInfo, RequestState
+from octavo.client.async_client import AsyncAdminClient, AsyncClient
+from octavo.client.async_stream import AsyncGenerateStream
+from octavo.client.chat_client import ChatEnd, ChatText, stream_chat
+from octavo.client.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalServiceError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from octavo.client.sync_client import AdminClient, Client
+from octavo.client.sync_stream import GenerateStream
+from octavo.client.types import (
+    Choice,
+    ChoiceFinished,
+    Completion,
+    DefaultSampling,
+    Delta,
+    FinishReason,
+    GenerateOptions,
+    Message,
+    Messages,
+    Model,
+    Prompt,
+    Role,
+    Started,
+    TokenLogprobs,
+    TopLogprob,
+    Usage,
+)
+from octavo.rpc.errors import FieldViolation, ServiceError
+
+__all__ = [
+    "AdminClient",
+    "AsyncAdminClient",
+    "AsyncClient",
+    "AsyncGenerateStream",
+    "ChatEnd",
+    "ChatText",
+    "Choice",
+    "ChoiceFinished",
+    "Client",
+    "Completion",
+    "DeadlineExceededError",
+    "DefaultSampling",
+    "Delta",
+    "ExecutorInfo",
+    "FailedPreconditionError",
+    "FieldViolation",
+    "FinishReason",
+    "GenerateOptions",
+    "GenerateStream",
+    "InternalServiceError",
+    "InvalidArgumentError",
+    "Load",
+    "Message",
+    "Messages",
+    "Model",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "Prompt",
+    "RequestCancelledError",
+    "RequestInfo",
+    "RequestState",
+    "ResourceExhaustedError",
+    "Role",
+    "ServiceError",
+    "Started",
+    "TokenLogprobs",
+    "TopLogprob",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "Usage",
+    "stream_chat",
+]

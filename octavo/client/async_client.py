@@ -1,0 +1,155 @@
+"""Clients for an event loop. What they take, return and raise is what the blocking ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+from octavo.client import request_convert, response_convert
+from octavo.client.admin_types import Load, RequestInfo
+from octavo.client.async_connection import AsyncConnection
+from octavo.client.async_stream import AsyncGenerateStream
+from octavo.client.client_rpcs import (
+    CANCEL_REQUEST,
+    DETOKENIZE,
+    GENERATE,
+    GENERATE_ONCE,
+    GET_LOAD,
+    GET_MODEL,
+    LIST_MODELS,
+    LIST_REQUESTS,
+    TOKENIZE,
+)
+from octavo.client.discovery import ADMIN, GATEWAY, Api
+from octavo.client.types import Completion, GenerateOptions, Messages, Model, Prompt
+
+
+class _AsyncClient:
+    """What both clients are: an owner of one connection."""
+
+    def __init__(self, api: Api, address: str | None) -> None:
+        self._connection = AsyncConnection(api, address)
+
+    @property
+    def address(self) -> str | None:
+        """Where the gateway is, host:port; None until it has been looked for."""
+        return self._connection.address
+
+    async def close(self) -> None:
+        """Close the connection. Requests under way are cancelled; their readers get RequestCancelledError."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncClient(_AsyncClient):
+    """A client of a gateway for asyncio: see Client, whose methods it has.
+
+        async with octavo.AsyncClient() as client:
+            async for delta in client.generate("Once upon a time", max_tokens=64):
+                print(delta.text, end="")
+
+    It may be made anywhere and belongs to the event loop that uses it first. Cancelling a task that waits for it
+    cancels the request on the server.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__(GATEWAY, address)
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerateStream:
+        """Return the stream of what the model writes after `prompt`: text, token ids, or a conversation.
+
+        Nothing is sent before the stream is read. Raises TypeError and InvalidArgumentError for options that cannot be
+        sent; the stream's loop raises all else.
+        """
+        request = request_convert.generate_request(prompt, options)
+        connection = self._connection
+        return AsyncGenerateStream(
+            lambda: connection.stream(GENERATE, request, timeout), lambda: connection.call_info(GENERATE, timeout)
+        )
+
+    async def complete(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Return all that the model writes after `prompt`, once it is complete."""
+        request = request_convert.generate_once_request(prompt, options)
+        return response_convert.completion_from(await self._connection.unary(GENERATE_ONCE, request, timeout))
+
+    async def tokenize(
+        self,
+        prompt: str | Messages,
+        *,
+        model: str | None = None,
+        add_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Return the token ids that `generate` would run on.
+
+        `add_special_tokens`: False leaves out what the tokenizer adds to a text by itself, such as a BOS.
+        """
+        request = request_convert.tokenize_request(prompt, model, add_special_tokens)
+        return list((await self._connection.unary(TOKENIZE, request, timeout)).token_ids)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str | None = None,
+        skip_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Return the text of token ids. `skip_special_tokens`: False writes special tokens out."""
+        request = request_convert.detokenize_request(token_ids, model, skip_special_tokens)
+        return (await self._connection.unary(DETOKENIZE, request, timeout)).text
+
+    async def list_models(self, *, timeout: float | None = None) -> list[Model]:
+        """Return the served models, by name. `timeout`: seconds for each page of a hundred."""
+        models: list[Model] = []
+        token = ""
+        while True:
+            page = await self._connection.unary(LIST_MODELS, request_convert.list_models_request(token), timeout)
+            models += map(response_convert.model_from, page.models)
+            token = page.next_page_token
+            if not token:
+                return models
+
+    async def get_model(self, name: str, *, timeout: float | None = None) -> Model:
+        """Return the description of a model. Raises NotFoundError."""
+        request = request_convert.get_model_request(name)
+        return response_convert.model_from((await self._connection.unary(GET_MODEL, request, timeout)).model)
+
+
+class AsyncAdminClient(_AsyncClient):
+    """A client of the operator's API for asyncio: see AdminClient, whose methods it has."""
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__(ADMIN, address)
+
+    async def list_requests(self, *, timeout: float | None = None) -> list[RequestInfo]:
+        """Return the live requests, oldest first. `timeout`: seconds for each page of a thousand."""
+        infos: list[RequestInfo] = []
+        token = ""
+        while True:
+            page = await self._connection.unary(LIST_REQUESTS, request_convert.list_requests_request(token), timeout)
+            infos += map(response_convert.request_info_from, page.requests)
+            token = page.next_page_token
+            if not token:
+                return infos
+
+    async def cancel_request(self, request_id: str, *, timeout: float | None = None) -> None:
+        """End a live request by the gateway's id of it. Raises NotFoundError where it is not live."""
+        await self._connection.unary(CANCEL_REQUEST, request_convert.cancel_request_request(request_id), timeout)
+
+    async def get_load(self, *, timeout: float | None = None) -> Load:
+        """Return how busy the cell is and who holds the KV blocks."""
+        request = request_convert.get_load_request()
+        return response_convert.load_from(await self._connection.unary(GET_LOAD, request, timeout))

@@ -1,0 +1,96 @@
+"""One connection for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+
+from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc
+from octavo.client.discovery import Api, checked_address, find
+from octavo.client.errors import CallInfo, cancelled, error_from
+from octavo.rpc.channel import open_channel
+
+
+class AsyncConnection:
+    """Finds its peer and connects on first use, and belongs from then on to the event loop that ran at that moment."""
+
+    def __init__(self, api: Api, address: str | None) -> None:
+        """`address`: host:port; None: found on first use. Raises InvalidArgumentError."""
+        self._api = api
+        self._address = None if address is None else checked_address(address)
+        self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._is_closed = False
+
+    @property
+    def address(self) -> str | None:
+        """Where the peer is; None until it has been looked for."""
+        return self._address
+
+    def call_info(self, rpc: Rpc[Any, Any], timeout: float | None) -> CallInfo:
+        """Return what the words of an error need."""
+        return CallInfo(f"{self._api.name} at {self._address}", rpc.name, timeout)
+
+    async def unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
+        """Ask and wait for the answer. `timeout`: seconds. Whatever ends the waiting ends the call.
+
+        Raises ServiceError.
+        """
+        channel = await self._open_channel()
+        call: Any = channel.unary_unary(rpc.path, *_codecs(rpc))(request, timeout=timeout)
+        try:
+            answer: ResponseT = await call
+            return answer
+        except grpc.aio.AioRpcError as error:
+            raise error_from(error, self.call_info(rpc, timeout)) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            if is_being_cancelled():
+                raise
+            raise cancelled("CLIENT_CLOSED", "the client was closed before the call was complete") from None
+        except BaseException:
+            call.cancel()
+            raise
+
+    async def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
+        """Ask and return grpc's call, to be read. Raises ServiceError where nobody can be found."""
+        channel = await self._open_channel()
+        return channel.unary_stream(rpc.path, *_codecs(rpc))(request, timeout=timeout)
+
+    async def close(self) -> None:
+        """Close the connection; calls under way end. No effect where it is closed."""
+        self._is_closed = True
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _open_channel(self) -> grpc.aio.Channel:
+        async with self._lock:
+            if self._is_closed:
+                raise RuntimeError("this client is closed: make a new one")
+            loop = asyncio.get_running_loop()
+            if self._channel is None:
+                if self._address is None:
+                    self._address = await find(self._api)
+                    if self._is_closed:
+                        raise RuntimeError("this client was closed")
+                self._channel, self._loop = open_channel(self._address, SERVICE_CONFIG), loop
+            elif self._loop is not loop:
+                raise RuntimeError("this client belongs to the event loop that used it first: make one for each loop")
+            return self._channel
+
+
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError is the end of the running task, and not only of a call that it waits for.
+
+    grpc raises the same exception in a task whose call somebody else has cancelled.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _codecs(rpc: Rpc[RequestT, ResponseT]) -> tuple[Any, Any]:
+    return rpc.request_type.SerializeToString, rpc.response_type.FromString

@@ -1,0 +1,128 @@
+"""The stream of one request, read by a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+
+from octavo.client.async_connection import is_being_cancelled
+from octavo.client.errors import CallInfo, cancelled, error_from
+from octavo.client.response_convert import event_from
+from octavo.client.results import StreamResults
+from octavo.client.types import Delta
+
+
+class AsyncGenerateStream(StreamResults):
+    """The output of one request, as it is written: `async for delta in stream`, once.
+
+    The request is sent when the loop begins, or at the start of `async with stream:`. Leaving either before the end, by
+    break, return, an exception or the cancellation of the task, cancels it on the server. Read by one task; any task of
+    the same event loop may `cancel`.
+    """
+
+    def __init__(self, open_call: Callable[[], Awaitable[Any]], call_info: Callable[[], CallInfo]) -> None:
+        super().__init__()
+        self._open_call = open_call
+        self._call_info = call_info
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._call: Any = None
+        self._is_read = False
+        self._is_cancelled = False
+        self._has_ended = False
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        """Begin the loop, whose steps raise ServiceError. Raises RuntimeError where one was begun and not ended."""
+        if self._is_read and not self._has_ended:
+            raise RuntimeError("this stream is read, or was left before its end: call generate again")
+        self._is_read = True
+        return _Deltas(self)
+
+    def cancel(self) -> None:
+        """End the request on the server, wherever it stands; a loop that is reading gets RequestCancelledError.
+
+        Does not wait. No effect where the stream has ended.
+        """
+        if not self._has_ended:
+            self._is_cancelled = True
+            if self._call is not None:
+                self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    async def _start(self) -> Any:
+        if self._call is None and not self._is_cancelled:
+            self._loop = asyncio.get_running_loop()
+            self._call = await self._open_call()
+            if self._is_cancelled:  # while the gateway was looked for
+                self._call.cancel()
+        if self._is_cancelled:
+            raise _cancelled()
+        return self._call
+
+    async def _next_delta(self) -> Delta:
+        """Wait for the next delta. Raises StopAsyncIteration, ServiceError."""
+        if self._has_ended:
+            raise StopAsyncIteration
+        try:
+            call = await self._start()
+            while (message := await call.read()) is not grpc.aio.EOF:
+                delta = self._take(event_from(message))
+                if delta is not None:
+                    return delta
+        except grpc.aio.AioRpcError as error:
+            self._has_ended = True
+            raise error_from(error, self._call_info()) from None
+        except asyncio.CancelledError:
+            # Cancelling a task that reads can leave grpc's call alive, so the call itself is cancelled.
+            self.cancel()
+            if is_being_cancelled():
+                raise
+            raise _cancelled() from None
+        except BaseException:
+            self.cancel()
+            raise
+        self._has_ended = True
+        raise StopAsyncIteration
+
+    def _abandon(self) -> None:
+        """Cancel, from wherever the garbage collector runs."""
+        if self._call is None or self._has_ended or self._is_cancelled or self._loop is None or self._loop.is_closed():
+            return
+        if asyncio._get_running_loop() is self._loop:
+            self.cancel()
+        else:
+            self._loop.call_soon_threadsafe(self.cancel)
+
+
+class _Deltas:
+    """One loop over a stream. It dies with the loop, however that ends, and takes the request with it.
+
+    An async generator would not do: what it has in `finally` runs only when the event loop comes round to it.
+    """
+
+    def __init__(self, stream: AsyncGenerateStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        return await self._stream._next_delta()
+
+    def __del__(self) -> None:
+        self._stream._abandon()
+
+
+def _cancelled() -> Exception:
+    return cancelled("STREAM_CANCELLED", "the stream was cancelled before its end")

@@ -1,0 +1,78 @@
+"""The rpcs that clients call, typed, and which of them gRPC may send again by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from octavo.v1 import admin_pb2, inference_pb2, model_pb2
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+@dataclass(frozen=True)
+class Rpc(Generic[RequestT, ResponseT]):
+    """One method of a service. Its response is one message or a stream of them, as the contract says."""
+
+    service: str
+    name: str
+    request_type: type[RequestT]
+    response_type: type[ResponseT]
+
+    @property
+    def path(self) -> str:
+        """The path on the wire."""
+        return f"/{self.service}/{self.name}"
+
+
+INFERENCE_SERVICE = "octavo.v1.InferenceService"
+MODEL_SERVICE = "octavo.v1.ModelService"
+ADMIN_SERVICE = "octavo.v1.AdminService"
+
+GENERATE = Rpc(INFERENCE_SERVICE, "Generate", inference_pb2.GenerateRequest, inference_pb2.GenerateResponse)
+GENERATE_ONCE = Rpc(
+    INFERENCE_SERVICE, "GenerateOnce", inference_pb2.GenerateOnceRequest, inference_pb2.GenerateOnceResponse
+)
+TOKENIZE = Rpc(INFERENCE_SERVICE, "Tokenize", inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse)
+DETOKENIZE = Rpc(INFERENCE_SERVICE, "Detokenize", inference_pb2.DetokenizeRequest, inference_pb2.DetokenizeResponse)
+LIST_MODELS = Rpc(MODEL_SERVICE, "ListModels", model_pb2.ListModelsRequest, model_pb2.ListModelsResponse)
+GET_MODEL = Rpc(MODEL_SERVICE, "GetModel", model_pb2.GetModelRequest, model_pb2.GetModelResponse)
+LIST_REQUESTS = Rpc(ADMIN_SERVICE, "ListRequests", admin_pb2.ListRequestsRequest, admin_pb2.ListRequestsResponse)
+CANCEL_REQUEST = Rpc(ADMIN_SERVICE, "CancelRequest", admin_pb2.CancelRequestRequest, admin_pb2.CancelRequestResponse)
+GET_LOAD = Rpc(ADMIN_SERVICE, "GetLoad", admin_pb2.GetLoadRequest, admin_pb2.GetLoadResponse)
+
+ALL_RPCS: tuple[Rpc[Any, Any], ...] = (
+    GENERATE,
+    GENERATE_ONCE,
+    TOKENIZE,
+    DETOKENIZE,
+    LIST_MODELS,
+    GET_MODEL,
+    LIST_REQUESTS,
+    CANCEL_REQUEST,
+    GET_LOAD,
+)
+
+# Sent again after an answer that was lost, CancelRequest would report that there is no such request.
+_NOT_RETRIED = (CANCEL_REQUEST,)
+
+SERVICE_CONFIG: dict[str, Any] = {
+    "methodConfig": [
+        {
+            "name": [{"service": rpc.service, "method": rpc.name} for rpc in ALL_RPCS if rpc not in _NOT_RETRIED],
+            # 1.5 s in all, give or take gRPC's jitter: the restart of a gateway behind one address.
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+"""gRPC sends a call again only while no response headers have come. The gateway sends them with the first event of an
+accepted request, so what has given the caller a token, or could have, is never repeated."""

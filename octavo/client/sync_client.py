@@ -1,0 +1,167 @@
+"""Clients for code that blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+from octavo.client import request_convert, response_convert
+from octavo.client.admin_types import Load, RequestInfo
+from octavo.client.client_rpcs import (
+    CANCEL_REQUEST,
+    DETOKENIZE,
+    GENERATE,
+    GENERATE_ONCE,
+    GET_LOAD,
+    GET_MODEL,
+    LIST_MODELS,
+    LIST_REQUESTS,
+    TOKENIZE,
+)
+from octavo.client.discovery import ADMIN, GATEWAY, Api
+from octavo.client.sync_connection import SyncConnection
+from octavo.client.sync_stream import GenerateStream
+from octavo.client.types import Completion, GenerateOptions, Messages, Model, Prompt
+
+
+class _SyncClient:
+    """What both clients are: an owner of one connection."""
+
+    def __init__(self, api: Api, address: str | None) -> None:
+        self._connection = SyncConnection(api, address)
+
+    @property
+    def address(self) -> str | None:
+        """Where the gateway is, host:port; None until it has been looked for."""
+        return self._connection.address
+
+    def close(self) -> None:
+        """Close the connection. Requests under way are cancelled; their readers get RequestCancelledError."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client(_SyncClient):
+    """A blocking client of a gateway.
+
+        with octavo.Client() as client:
+            for delta in client.generate("Once upon a time", max_tokens=64):
+                print(delta.text, end="")
+
+    `address` is host:port. None: OCTAVO_ADDRESS, else the first gateway that answers on 127.0.0.1, at 50051 or in the
+    range that docker-compose.yml publishes; it is looked for on first use.
+
+    One client serves any number of threads over one connection. Make it after a fork, not before: a connection does
+    not survive one (multiprocessing: use the start methods spawn or forkserver, or make a client in each process).
+
+    Every call raises a ServiceError of the class that its status code has (octavo.client.errors), and takes a `timeout`
+    in seconds for the whole of it. Refused calls are sent again by gRPC where the gateway was not reached or could not
+    take them at the moment (UNAVAILABLE), up to five times within about 1.5 s, and never once output may exist.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__(GATEWAY, address)
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> GenerateStream:
+        """Return the stream of what the model writes after `prompt`: text, token ids, or a conversation.
+
+        Nothing is sent before the stream is read. Raises TypeError and InvalidArgumentError for options that cannot be
+        sent; the stream's loop raises all else.
+        """
+        request = request_convert.generate_request(prompt, options)
+        connection = self._connection
+        return GenerateStream(
+            lambda: connection.stream(GENERATE, request, timeout), lambda: connection.call_info(GENERATE, timeout)
+        )
+
+    def complete(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Return all that the model writes after `prompt`, once it is complete."""
+        request = request_convert.generate_once_request(prompt, options)
+        return response_convert.completion_from(self._connection.unary(GENERATE_ONCE, request, timeout))
+
+    def tokenize(
+        self,
+        prompt: str | Messages,
+        *,
+        model: str | None = None,
+        add_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Return the token ids that `generate` would run on.
+
+        `add_special_tokens`: False leaves out what the tokenizer adds to a text by itself, such as a BOS.
+        """
+        request = request_convert.tokenize_request(prompt, model, add_special_tokens)
+        return list(self._connection.unary(TOKENIZE, request, timeout).token_ids)
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str | None = None,
+        skip_special_tokens: bool | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Return the text of token ids. `skip_special_tokens`: False writes special tokens out."""
+        request = request_convert.detokenize_request(token_ids, model, skip_special_tokens)
+        return self._connection.unary(DETOKENIZE, request, timeout).text
+
+    def list_models(self, *, timeout: float | None = None) -> list[Model]:
+        """Return the served models, by name. `timeout`: seconds for each page of a hundred."""
+        models: list[Model] = []
+        token = ""
+        while True:
+            page = self._connection.unary(LIST_MODELS, request_convert.list_models_request(token), timeout)
+            models += map(response_convert.model_from, page.models)
+            token = page.next_page_token
+            if not token:
+                return models
+
+    def get_model(self, name: str, *, timeout: float | None = None) -> Model:
+        """Return the description of a model. Raises NotFoundError."""
+        request = request_convert.get_model_request(name)
+        return response_convert.model_from(self._connection.unary(GET_MODEL, request, timeout).model)
+
+
+class AdminClient(_SyncClient):
+    """A blocking client of the operator's API, which every gateway serves on a port of its own for the whole cell.
+
+    `address` is host:port. None: OCTAVO_ADMIN_ADDRESS, else the first admin port that answers on 127.0.0.1, at 50054 or
+    in the range that docker-compose.yml publishes. Threads, forks, errors and retries as for Client; cancel_request is
+    sent once.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__(ADMIN, address)
+
+    def list_requests(self, *, timeout: float | None = None) -> list[RequestInfo]:
+        """Return the live requests, oldest first. `timeout`: seconds for each page of a thousand."""
+        infos: list[RequestInfo] = []
+        token = ""
+        while True:
+            page = self._connection.unary(LIST_REQUESTS, request_convert.list_requests_request(token), timeout)
+            infos += map(response_convert.request_info_from, page.requests)
+            token = page.next_page_token
+            if not token:
+                return infos
+
+    def cancel_request(self, request_id: str, *, timeout: float | None = None) -> None:
+        """End a live request by the gateway's id of it. Raises NotFoundError where it is not live."""
+        self._connection.unary(CANCEL_REQUEST, request_convert.cancel_request_request(request_id), timeout)
+
+    def get_load(self, *, timeout: float | None = None) -> Load:
+        """Return how busy the cell is and who holds the KV blocks."""
+        request = request_convert.get_load_request()
+        return response_convert.load_from(self._connection.unary(GET_LOAD, request, timeout))
