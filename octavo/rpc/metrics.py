@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import socket
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -61,7 +63,12 @@ class MetricsServer:
 
     async def stop(self) -> None:
         """Stop listening. Scrapes under way are answered while the loop still runs."""
-        await asyncio.to_thread(self._server.shutdown)
+        ended = asyncio.ensure_future(asyncio.to_thread(self._server.shutdown))
+        while not (await asyncio.wait({ended}, timeout=0.005))[0]:
+            # A connection wakes the server up, which would look for its end twice a second only.
+            with contextlib.suppress(OSError):
+                socket.create_connection((self._bind.strip("[]"), self.port), timeout=1).close()
+        await ended
         self._server.server_close()
         self._thread.join()
 
