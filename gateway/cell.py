@@ -48,6 +48,11 @@ class Cell:
         self._pools = pools
         self._changed.set()
 
+    @property
+    def is_attached(self) -> bool:
+        """The scheduler is there."""
+        return self._is_attached
+
     async def wait_changed(self) -> None:
         """Return after the next change; for one waiter."""
         await self._changed.wait()
@@ -58,14 +63,18 @@ class Cell:
         pool = self._pools.get(prepared.name)
         return pool if pool and pool.num_executors and pool.model_revision == prepared.revision else None
 
+    def require_scheduler(self) -> None:
+        """Raise ServiceError (UNAVAILABLE with a retry delay) where no scheduler is there."""
+        if not self._is_attached:
+            raise no_scheduler("the scheduler is not connected")
+
     def require(self, prepared: PreparedModel) -> Pool:
         """Return the pool of a model.
 
         Raises ServiceError: UNAVAILABLE with a retry delay where no scheduler or no executor is there,
         FAILED_PRECONDITION where the cell runs another revision.
         """
-        if not self._is_attached:
-            raise _unavailable("NO_SCHEDULER", "the scheduler is not connected")
+        self.require_scheduler()
         pool = self._pools.get(prepared.name)
         if pool is None or not pool.num_executors:
             raise _unavailable("NO_EXECUTOR", f"no executor is ready for model {prepared.name}")
@@ -79,6 +88,11 @@ class Cell:
                 grpc.StatusCode.FAILED_PRECONDITION, "MODEL_REVISION_MISMATCH", message, metadata=revisions
             )
         return pool
+
+
+def no_scheduler(message: str) -> ServiceError:
+    """Return the error of a call that needs the scheduler while it is away; `message` without what to do."""
+    return _unavailable("NO_SCHEDULER", message)
 
 
 def _unavailable(reason: str, message: str) -> ServiceError:

@@ -17,18 +17,25 @@ import grpc.aio
 from gateway import validation
 from gateway.cell import Cell
 from gateway.choice_reader import ChoiceReader
+from gateway.ending import CANCELLED, FAILED, FINISHED, Ending
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
+from gateway.metrics import GatewayMetrics
 from gateway.prompts import tokenize
-from gateway.requests import CancelReason, Event, GenerateCommand, Started, Usage
+from gateway.requests import CancelReason, Event, FinishReason, GenerateCommand, Started, Usage
 from gateway.served_models import ServedModel, ServedModels
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from octavo.rpc.telemetry import bind_request
 
 logger = logging.getLogger(__name__)
 
+CANCELLED_BY_OPERATOR = "CANCELLED_BY_OPERATOR"
+"""The scheduler's reason where an operator wanted the end."""
 _SLACK = 0.05
 """Seconds between a client's timer and ours that are the network's."""
+
+_TOLD_REASONS = {CANCELLED[reason]: reason for reason in (CancelReason.DEADLINE, CancelReason.SHUTDOWN)}
+"""What the scheduler is told of an end that it does not know of; for any other, that it is the client's."""
 
 
 class Scheduler(Protocol):
@@ -113,6 +120,7 @@ class Generator:
         live: LiveRequests,
         cell: Cell,
         scheduler: Scheduler,
+        metrics: GatewayMetrics,
         clock: Callable[[], float],
     ) -> None:
         """`clock`: seconds, the event loop's."""
@@ -120,6 +128,7 @@ class Generator:
         self._live = live
         self._cell = cell
         self._scheduler = scheduler
+        self._metrics = metrics
         self._clock = clock
 
     def check_open(self) -> None:
@@ -135,11 +144,12 @@ class Generator:
         `deadline` is on the clock. Raises ServiceError: before anything is queued where the request is not to be run,
         and DEADLINE_EXCEEDED when its time is up, whatever the body waits for.
         """
-        self.check_open()
-        model = self._models.resolve(command.model)
         try:
             async with asyncio.timeout_at(deadline):
-                request = await self._accept(command, model, deadline, traceparent)
+                with self._refusals_counted(deadline):
+                    self.check_open()
+                    model = self._models.resolve(command.model)
+                    request = await self._accept(command, model, deadline, traceparent)
                 with bind_request(request.id), self._submitted(request):
                     yield Generation(request, model)
         except TimeoutError:
@@ -180,30 +190,62 @@ class Generator:
         )
 
     @contextmanager
-    def _submitted(self, request: LiveRequest) -> Iterator[None]:
-        """Give a request to the scheduler, and take it back however the body ends."""
-        logger.info("request accepted", extra={"fields": _fields_of_accepted(request)})
-        outcome = ""
+    def _refusals_counted(self, deadline: float | None) -> Iterator[None]:
+        """Count a request that does not get past the body."""
         try:
-            self._scheduler.submit(request)
             yield
         except ServiceError as error:
-            outcome = error.reason
+            self._metrics.refuse(error.code)
             raise
         except asyncio.CancelledError:
-            outcome = "DEADLINE_EXCEEDED" if self._is_late(request) else "CLIENT_GONE"
+            is_late = deadline is not None and self._clock() >= deadline
+            self._metrics.refuse(grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED)
             raise
-        except grpc.aio.InternalError:  # a write to a client that left before its cancel arrived
-            outcome = "CLIENT_GONE"
+        except BaseException:
+            self._metrics.refuse(grpc.StatusCode.INTERNAL)
             raise
+
+    @contextmanager
+    def _submitted(self, request: LiveRequest) -> Iterator[None]:
+        """Give a request to the scheduler, and take it back however the body ends."""
+        try:
+            logger.info("request accepted", extra={"fields": _fields_of_accepted(request)})
+            self._scheduler.submit(request)
+            yield
         except BaseException as error:
-            outcome = type(error).__name__
+            self._end(request, error)
             raise
-        finally:
-            self._live.remove(request)
-            if not request.is_released:
-                self._scheduler.cancel(request, self._cancel_reason(request))
-            logger.info("request finished", extra={"fields": self._fields_of_finished(request, outcome)})
+        else:
+            self._end(request, None)
+
+    def _end(self, request: LiveRequest, ended_by: BaseException | None) -> None:
+        ending = self._ending(request, ended_by)
+        self._live.remove(request, ending)
+        if not request.is_released:
+            self._scheduler.cancel(request, _TOLD_REASONS.get(ending, CancelReason.CLIENT))
+        error = ended_by.reason if isinstance(ended_by, ServiceError) else None
+        logger.info("request finished", extra={"fields": self._fields_of_finished(request, ending, error)})
+
+    def _ending(self, request: LiveRequest, ended_by: BaseException | None) -> Ending:
+        """Return how a request has ended whose client was served until `ended_by`; None: to the end."""
+        match ended_by:
+            case None if request.is_complete:
+                reasons = {choice.end.reason for choice in request.choices if choice.end is not None}
+                return FINISHED[FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP]
+            # InternalError: a write to a client that left before its cancel arrived.
+            case None | asyncio.CancelledError() | grpc.aio.InternalError():
+                if self._live.is_closed:
+                    return CANCELLED[CancelReason.SHUTDOWN]
+                return CANCELLED[CancelReason.DEADLINE if self._is_late(request) else CancelReason.CLIENT]
+            case ServiceError(reason="SHUTTING_DOWN") if self._live.is_closed:
+                return CANCELLED[CancelReason.SHUTDOWN]
+            case ServiceError(reason=reason) if reason == CANCELLED_BY_OPERATOR:
+                return CANCELLED[CancelReason.OPERATOR]
+            case ServiceError(code=grpc.StatusCode.DEADLINE_EXCEEDED):
+                return CANCELLED[CancelReason.DEADLINE]
+            case ServiceError(code=code):
+                return FAILED[code]
+        return FAILED[grpc.StatusCode.INTERNAL]
 
     def _is_late(self, request: LiveRequest) -> bool:
         """Tell whether a request that is being ended has run out of time."""
@@ -213,16 +255,12 @@ class Generator:
         slack = _SLACK + 0.02 * (request.deadline - request.accepted_at)
         return self._clock() >= request.deadline - slack
 
-    def _cancel_reason(self, request: LiveRequest) -> CancelReason:
-        if self._live.is_closed:
-            return CancelReason.SHUTDOWN
-        return CancelReason.DEADLINE if self._is_late(request) else CancelReason.CLIENT
-
-    def _fields_of_finished(self, request: LiveRequest, outcome: str) -> dict[str, object]:
-        reasons = sorted({choice.end.reason.value for choice in request.choices if choice.end is not None})
+    def _fields_of_finished(self, request: LiveRequest, ending: Ending, error: str | None) -> dict[str, object]:
         first = request.first_token_at
         return {
-            "outcome": outcome or ",".join(reasons),
+            "outcome": ending.outcome.value,
+            "reason": ending.reason,
+            "error": error,
             "completion_tokens": request.num_output_tokens,
             "ttft_s": None if first is None else round(first - request.accepted_at, 4),
             "total_s": round(self._clock() - request.accepted_at, 4),

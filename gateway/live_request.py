@@ -7,11 +7,28 @@ client reads from it at a pace of its own. So a slow client holds up nobody, and
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
 from collections.abc import Sequence
 
+from gateway.metrics import ModelMetrics
 from gateway.requests import ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
 from octavo.rpc.errors import ServiceError
+
+_REQUEST_ID = re.compile(r"([0-9a-f]{32})-([1-9][0-9]{0,19})")
+
+
+def format_request_id(incarnation: str, counter: int) -> str:
+    """Return a request's public id: the gateway that minted it, and that gateway's counter."""
+    return f"{incarnation}-{counter}"
+
+
+def parse_request_id(text: str) -> tuple[str, int] | None:
+    """Return incarnation and counter of a public id, None for what is none."""
+    match = _REQUEST_ID.fullmatch(text)
+    if match is None or (counter := int(match[2])) >= 2**64:
+        return None
+    return match[1], counter
 
 
 class RecordError(Exception):
@@ -60,6 +77,7 @@ class ChoiceRecord:
         self.token_ids: list[int] = []
         self.logprobs = None if top_logprobs is None else LogprobRecord(top_logprobs)
         self.end: ChoiceEnd | None = None
+        self.last_token_at: float | None = None
 
     def apply(
         self, first_token_index: int, token_ids: Sequence[int], logprobs: LogprobColumns | None, end: ChoiceEnd | None
@@ -107,9 +125,10 @@ class LiveRequest:
         accepted_at: float,
         deadline: float | None,
         traceparent: str,
+        metrics: ModelMetrics,
     ) -> None:
         self.counter = counter
-        self.id = f"{incarnation}-{counter}"
+        self.id = format_request_id(incarnation, counter)
         self.label = label
         self.model = model
         self.model_revision = model_revision
@@ -132,6 +151,7 @@ class LiveRequest:
         self.news: set[int] = set()
         """Choices with something that their one reader has not read; it takes them out."""
         self._num_unfinished = num_choices
+        self._metrics = metrics
 
     @property
     def is_complete(self) -> bool:
@@ -169,13 +189,14 @@ class LiveRequest:
         if choice >= len(self.choices):
             raise RecordError(f"output for choice {choice} of {len(self.choices)}")
         record = self.choices[choice]
+        num_known = len(record.token_ids)
         if not record.apply(first_token_index, token_ids, logprobs, end):
             return
         if record.end is not None:
             self._num_unfinished -= 1
             self.is_released = self.is_complete
-        if self.first_token_at is None and record.token_ids:
-            self.first_token_at = now
+        if len(record.token_ids) > num_known:
+            self._note_arrival(record, len(record.token_ids) - num_known, now)
         self.confirmed = True
         self.news.add(choice)
         self.changed.set()
@@ -200,3 +221,10 @@ class LiveRequest:
                 assert choice.token_ids[-1:] == [choice.end.stop_token_id], f"{where}: not ended by its last token"
             if choice.end.reason is FinishReason.LENGTH:
                 assert choice.token_ids, f"{where}: ended by length without a token"
+
+    def _note_arrival(self, record: ChoiceRecord, num_tokens: int, now: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self._metrics.first_token.observe(now - self.accepted_at)
+        self._metrics.take(num_tokens, None if record.last_token_at is None else now - record.last_token_at)
+        record.last_token_at = now

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import grpc
 
+from gateway.ending import Ending
 from gateway.live_request import LiveRequest, RecordError
+from gateway.metrics import GatewayMetrics
 from gateway.requests import ChoiceEnd, LogprobColumns, SamplingParams, StoppingParams
 from octavo.rpc.errors import ServiceError
 
@@ -20,14 +23,16 @@ logger = logging.getLogger(__name__)
 class LiveRequests:
     """The mint of ids and the home of every live request's record.
 
-    A request stays from `add` to `remove`, which its handler calls however it ends; so what is here is what is served.
+    A request stays from `add` to `remove`, which its handler calls however it ends; so what is here is what is served,
+    and each of the two counts it once.
     A counter is never used twice. Frames about requests that are not here change nothing: they crossed a cancel.
     """
 
-    def __init__(self, incarnation: str, clock: Callable[[], float]) -> None:
+    def __init__(self, incarnation: str, clock: Callable[[], float], metrics: GatewayMetrics) -> None:
         """`incarnation`: this process, lower-case hex. `clock`: seconds, the event loop's."""
         self.incarnation = incarnation
         self._clock = clock
+        self._metrics = metrics
         self._requests: dict[int, LiveRequest] = {}
         self._last_counter = 0
         self._is_closed = False
@@ -60,8 +65,12 @@ class LiveRequests:
         deadline: float | None,
         traceparent: str,
     ) -> LiveRequest:
-        """Mint an id and start a record. Raises ServiceError when closed."""
+        """Mint an id and start a record: the request is accepted. Raises ServiceError when closed.
+
+        `model` is one of those that the metrics know.
+        """
         self.check_open()
+        metrics = self._metrics.by_model[model]
         self._last_counter += 1
         request = LiveRequest(
             counter=self._last_counter,
@@ -76,16 +85,23 @@ class LiveRequests:
             accepted_at=self._clock(),
             deadline=deadline,
             traceparent=traceparent,
+            metrics=metrics,
         )
         self._requests[request.counter] = request
         self._empty.clear()
+        metrics.accept(len(prompt_token_ids))
         return request
 
-    def remove(self, request: LiveRequest) -> None:
-        """Forget a request. Idempotent."""
-        self._requests.pop(request.counter, None)
+    def remove(self, request: LiveRequest, ending: Ending) -> None:
+        """Forget a request that has ended so. Idempotent."""
+        if self._requests.pop(request.counter, None) is not None:
+            self._metrics.by_model[request.model].end(ending, self._clock() - request.accepted_at)
         if not self._requests:
             self._empty.set()
+
+    def count_by_model(self) -> Counter[str]:
+        """Return how many are live now."""
+        return Counter(request.model for request in self._requests.values())
 
     def unended(self) -> list[LiveRequest]:
         """Return those that the scheduler still has to do with, oldest first."""
@@ -148,6 +164,9 @@ class LiveRequests:
         """Raise AssertionError where a record contradicts itself or the mint."""
         assert self._empty.is_set() == (not self._requests)
         assert len({request.id for request in self._requests.values()}) == len(self._requests)
+        live = self.count_by_model()
+        for model, metrics in self._metrics.by_model.items():
+            assert metrics.num_accepted == sum(metrics.num_ended.values()) + live[model], f"{model}: a request is lost"
         for counter, request in self._requests.items():
             assert request.counter == counter <= self._last_counter
             assert not self._is_closed or request.has_ended, f"request {request.id} outlives the gateway"

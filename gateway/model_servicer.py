@@ -10,11 +10,9 @@ import grpc.aio
 from gateway.cell import Cell
 from gateway.convert import model_to_proto
 from gateway.served_models import ServedModels
+from gateway.validation import DEFAULT_PAGE_SIZE, check_page_size
 from octavo.rpc.errors import FieldViolation, invalid_argument
 from octavo.v1 import model_pb2, model_pb2_grpc
-
-DEFAULT_PAGE_SIZE = 100
-MAX_PAGE_SIZE = 1000
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,9 +28,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         self, request: model_pb2.ListModelsRequest, _context: _Context
     ) -> model_pb2.ListModelsResponse:
         """Answer with a page of models, sorted by name."""
-        violations: list[FieldViolation] = []
-        if request.page_size > MAX_PAGE_SIZE:
-            violations.append(FieldViolation("page_size", f"must be at most {MAX_PAGE_SIZE}, is {request.page_size}"))
+        violations = list(check_page_size(request.page_size))
         after = _name_from_token(request.page_token)
         if after is None:
             violations.append(FieldViolation("page_token", "is none that ListModels gave"))

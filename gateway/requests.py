@@ -89,10 +89,11 @@ class FinishReason(Enum):
 
 
 class CancelReason(Enum):
-    """Who wanted the end of a request."""
+    """Who wanted the end of a request. An operator asks the scheduler, which tells this gateway."""
 
     CLIENT = "client"
     DEADLINE = "deadline"
+    OPERATOR = "operator"
     SHUTDOWN = "shutdown"
 
 

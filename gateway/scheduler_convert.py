@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 from google.protobuf import duration_pb2
 
 from gateway.cell import Pool
@@ -68,11 +69,11 @@ def logprobs_from(output: scheduler_pb2.ChoiceOutput) -> LogprobColumns | None:
 
 
 def error_from(error: scheduler_pb2.RequestError) -> ServiceError:
-    """Return a request's error as its client gets it."""
+    """Return a request's error as its client gets it. One without a code is UNKNOWN: a call cannot fail with OK."""
     violations = [FieldViolation(error.field, error.message)] if error.field else []
     retry_delay = error.retry_delay.ToNanoseconds() / 1e9 if error.HasField("retry_delay") else None
     return ServiceError(
-        code_from_number(error.code),
+        code_from_number(error.code or grpc.StatusCode.UNKNOWN.value[0]),
         error.reason,
         error.message,
         metadata=dict(error.metadata),

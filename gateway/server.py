@@ -6,30 +6,37 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from prometheus_client import CollectorRegistry
+
+from gateway.admin_client import AdminClient
+from gateway.admin_servicer import AdminServicer
 from gateway.cell import Cell
 from gateway.generation import Generator
 from gateway.live_requests import LiveRequests
+from gateway.metrics import GatewayCollector, GatewayMetrics
 from gateway.model_servicer import ModelServicer
 from gateway.scheduler_client import Backoff, SchedulerClient
 from gateway.served_models import ServedModel, ServedModels
 from gateway.servicer import InferenceServicer
 from octavo.models.prepared import PreparedModel, open_prepared
 from octavo.rpc.channel import open_channel
-from octavo.rpc.server import HealthBoard, RpcServer, wait_for_signal
+from octavo.rpc.metrics import MetricsServer
+from octavo.rpc.server import HealthBoard, PortTakenError, RpcServer, wait_for_signal
 from octavo.settings import GatewaySettings
-from octavo.v1 import inference_pb2_grpc, model_pb2_grpc
+from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc, model_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
 INFERENCE_SERVICE = "octavo.v1.InferenceService"
 MODEL_SERVICE = "octavo.v1.ModelService"
+ADMIN_SERVICE = "octavo.v1.AdminService"
 
 # Long texts at work at once. Each takes a core for a while, and there are streams to serve besides.
 _NUM_THREADS = 2
-# Seconds: for streams to tell their clients, for what is left to be cut, for the scheduler to hear of it.
+# Seconds: for streams to tell their clients, for calls that are left to be cut, for the scheduler to hear of it.
 _STREAMS_END = 1.0
 _CUT = 0.5
 _SCHEDULER_HEARS = 1.0
@@ -43,7 +50,8 @@ class GatewayServer:
         clock = asyncio.get_running_loop().time
         self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
         self._models = ServedModels([ServedModel.open(prepared, self._executor) for prepared in models])
-        self.live = LiveRequests(secrets.token_hex(16), clock)
+        metrics = GatewayMetrics(model.name for model in self._models)
+        self.live = LiveRequests(secrets.token_hex(16), clock, metrics)
         self._cell = Cell()
         self._channel = open_channel(settings.scheduler)
         self._scheduler = SchedulerClient(
@@ -55,41 +63,74 @@ class GatewayServer:
             backoff=backoff,
             check_invariants=settings.check_invariants,
         )
-        generator = Generator(self._models, self.live, self._cell, self._scheduler, clock)
+        generator = Generator(self._models, self.live, self._cell, self._scheduler, metrics, clock)
         self._rpc = RpcServer(settings.bind, settings.port)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(generator, self._models, clock), self._rpc.server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._models, self._cell), self._rpc.server)
+        self._admin = RpcServer(settings.bind, settings.admin_port)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(AdminClient(self._channel, self._cell)), self._admin.server
+        )
+        registry = CollectorRegistry()
+        registry.register(GatewayCollector(metrics, self.live.count_by_model, lambda: self._cell.is_attached))
+        self._metrics = MetricsServer(registry, settings.bind, settings.metrics_port)
         self._health: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
-        """The port bound by `start`."""
+        """The port of the public API, bound by `start`."""
         return self._rpc.port
 
+    @property
+    def admin_port(self) -> int:
+        """The port of the operator's API, bound by `start`."""
+        return self._admin.port
+
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics page, bound by `start`."""
+        return self._metrics.port
+
     async def start(self) -> None:
-        """Listen, and connect to the scheduler. Health says SERVING once a model can run. Raises PortTakenError."""
-        await self._rpc.start(INFERENCE_SERVICE, MODEL_SERVICE)
+        """Listen, and connect to the scheduler. Health says SERVING once a model can run.
+
+        Raises PortTakenError; nothing listens then.
+        """
+        async with contextlib.AsyncExitStack() as started:
+            self._metrics.start()
+            started.push_async_callback(self._metrics.stop)
+            with _flag_named("--admin-port"):
+                await self._admin.start(ADMIN_SERVICE)
+            started.push_async_callback(self._admin.stop, 0)
+            with _flag_named("--port"):
+                await self._rpc.start(INFERENCE_SERVICE, MODEL_SERVICE)
+            started.pop_all()
         await self._rpc.health.set(MODEL_SERVICE, True)
         self._scheduler.start()
-        self._health = asyncio.create_task(_publish_health(self._rpc.health, self._models, self._cell))
+        publish = _publish_health(self._rpc.health, self._admin.health, self._models, self._cell)
+        self._health = asyncio.create_task(publish)
 
     async def stop(self) -> None:
         """Say NOT_SERVING, end every stream with a status, tell the scheduler, leave nothing behind."""
         await self._rpc.health.drain()
+        await self._admin.health.drain()
         self.live.close()
         # Calls that come meanwhile are still answered: UNAVAILABLE, with when to try again.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.live.wait_empty(), _STREAMS_END)
         await self._rpc.stop(_CUT)
-        # Last, so that it hears of the streams that had to be cut.
+        await self._admin.stop(_CUT)
+        # Behind them, so that it hears of the streams that had to be cut.
         await self._scheduler.stop(_SCHEDULER_HEARS)
         if self._health is not None:
             self._health.cancel()
             await asyncio.gather(self._health, return_exceptions=True)
         await self._channel.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        # The last page tells how everything ended.
+        await self._metrics.stop()
 
 
 async def serve(settings: GatewaySettings) -> int:
@@ -97,19 +138,33 @@ async def serve(settings: GatewaySettings) -> int:
     stopped = asyncio.create_task(wait_for_signal())
     server = GatewayServer(settings, [open_prepared(settings.model)], Backoff())
     await server.start()
-    logger.info("listening", extra={"fields": {"bind": settings.bind, "port": server.port}})
+    ports = {"port": server.port, "admin_port": server.admin_port, "metrics_port": server.metrics_port}
+    logger.info("listening", extra={"fields": {"bind": settings.bind, **ports}})
     await stopped
     logger.info("stopping", extra={"fields": {"live_requests": len(server.live)}})
     await server.stop()
     return 0
 
 
-async def _publish_health(health: HealthBoard, models: ServedModels, cell: Cell) -> None:
-    """Keep health true: a model serves while the cell can run it, the service while any model does."""
+@contextlib.contextmanager
+def _flag_named(flag: str) -> Iterator[None]:
+    try:
+        yield
+    except PortTakenError as error:
+        raise PortTakenError(f"{error}: choose another port with {flag} (0 picks a free one)") from error
+
+
+async def _publish_health(health: HealthBoard, admin: HealthBoard, models: ServedModels, cell: Cell) -> None:
+    """Keep health true: a model serves while the cell can run it, the service while any model does.
+
+    `admin`, that of the operator's port, serves while there is a scheduler to ask.
+    """
     while True:
         ready = {model.name: cell.pool(model.prepared) is not None for model in models}
         for name, is_ready in ready.items():
             await health.set(f"model/{name}", is_ready)
         for service in ("", INFERENCE_SERVICE):
             await health.set(service, any(ready.values()))
+        for service in ("", ADMIN_SERVICE):
+            await admin.set(service, cell.is_attached)
         await cell.wait_changed()

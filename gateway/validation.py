@@ -1,6 +1,6 @@
 """What a request may ask for. Every bad field is named at once, before anything is queued.
 
-Field names are the paths of octavo.v1.GenerateRequest.
+Field names are the paths of octavo.v1.GenerateRequest, or of the request that a check is for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from gateway.requests import (
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.errors import FieldViolation
 
+DEFAULT_PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1000
 MAX_CHOICES = 128
 MAX_LABEL_CHARACTERS = 128
 MAX_STOP_TOKEN_IDS = 64
@@ -96,6 +98,12 @@ def check_min_tokens(command: GenerateCommand, max_tokens: int) -> Iterator[Fiel
             "stopping.min_tokens",
             f"is {command.min_tokens}, but the output can have at most {max_tokens} tokens (max_tokens, context)",
         )
+
+
+def check_page_size(page_size: int) -> Iterator[FieldViolation]:
+    """Yield what is wrong with the page size of any list; 0 stands for DEFAULT_PAGE_SIZE."""
+    if page_size > MAX_PAGE_SIZE:
+        yield FieldViolation("page_size", f"must be at most {MAX_PAGE_SIZE}, is {page_size}")
 
 
 def resolve_max_tokens(command: GenerateCommand, num_prompt_tokens: int, max_model_len: int) -> int:

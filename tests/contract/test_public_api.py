@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SERVICERS = {
     "octavo.v1.InferenceService": "gateway.servicer:InferenceServicer",
     "octavo.v1.ModelService": "gateway.model_servicer:ModelServicer",
+    "octavo.v1.AdminService": "gateway.admin_servicer:AdminServicer",
     "octavo.internal.scheduler.v1.SchedulerService": "scheduler_svc.servicer:SchedulerServicer",
     "octavo.internal.executor.v1.ExecutorService": "executor_svc.servicer:ExecutorService",
 }

@@ -65,7 +65,7 @@ async def test_health_follows_the_cell(prepared: PreparedModel) -> None:
 @pytest.mark.asyncio
 async def test_before_any_scheduler(prepared: PreparedModel) -> None:
     """A gateway without a scheduler starts, answers what it can by itself, and does not say that it serves."""
-    settings = GatewaySettings(model=prepared.name, scheduler="127.0.0.1:1", port=0)
+    settings = GatewaySettings(model=prepared.name, scheduler="127.0.0.1:1", port=0, admin_port=0, metrics_port=0)
     gateway = GatewayServer(settings, [prepared], Backoff(0.01, 0.02))
     await gateway.start()
     async with open_channel(f"127.0.0.1:{gateway.port}") as channel:
@@ -204,8 +204,10 @@ class GatewayProcess:
 async def gateway_process(model: Path | str, scheduler: str, *flags: str) -> AsyncIterator[GatewayProcess]:
     """Run the gateway as a process; kill it if it is still there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OCTAVO_")}
+    command = [sys.executable, "-m", "gateway", "--model", str(model), "--scheduler", scheduler]
+    command += ["--port", "0", "--admin-port", "0", "--metrics-port", "0", *flags]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "--model", str(model), "--scheduler", scheduler, "--port", "0", *flags),
+        *command,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
     )
@@ -262,7 +264,8 @@ async def test_sigterm_with_ten_streams(make_prepared: MakePrepared) -> None:
         assert (accepted["label"], accepted["model"]) == ("mine", prepared.name)
         assert accepted["prompt_tokens"] == event.prompt_tokens
         finished = by_message["request finished"][event.request_id]
-        assert (finished["outcome"], finished["completion_tokens"]) == ("SHUTTING_DOWN", 3)
+        assert (finished["outcome"], finished["reason"]) == ("cancelled", "shutdown")
+        assert (finished["error"], finished["completion_tokens"]) == ("SHUTTING_DOWN", 3)
         assert 0 <= finished["ttft_s"] <= finished["total_s"]
 
 

@@ -19,6 +19,7 @@ from gateway.choice_reader import MAX_DELTA_TOKENS
 from gateway.generation import Generator
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
+from gateway.metrics import GatewayMetrics
 from gateway.requests import (
     CancelReason,
     ChoiceEnd,
@@ -63,12 +64,13 @@ class Bench:
         self.clock = asyncio.get_running_loop().time
         self.executor = ThreadPoolExecutor(1)
         model = ServedModel.open(make_prepared(chat_template=None), self.executor)
-        self.live = LiveRequests("cd" * 16, self.clock)
+        self.metrics = GatewayMetrics([model.name])
+        self.live = LiveRequests("cd" * 16, self.clock, self.metrics)
         self.scheduler = RecordingScheduler()
         cell = Cell()
         cell.attach()
         cell.set_pools({model.name: Pool(model.name, model.prepared.revision, 1, 4096)})
-        self.generator = Generator(ServedModels([model]), self.live, cell, self.scheduler, self.clock)
+        self.generator = Generator(ServedModels([model]), self.live, cell, self.scheduler, self.metrics, self.clock)
 
     def apply(self, tokens: list[int], end: ChoiceEnd | None = None) -> None:
         """Let the scheduler's latest request have its first tokens."""
@@ -192,7 +194,8 @@ async def test_write_to_a_client_that_left(bench: Bench, caplog: pytest.LogCaptu
         async with bench.generator.generate(COMMAND):
             raise grpc.aio.InternalError
     assert [reason for _, reason in bench.scheduler.cancelled] == [CancelReason.CLIENT]
-    assert caplog.records[-1].fields["outcome"] == "CLIENT_GONE"  # type: ignore[attr-defined]
+    fields = caplog.records[-1].fields  # type: ignore[attr-defined]
+    assert (fields["outcome"], fields["reason"], fields["error"]) == ("cancelled", "client", None)
 
 
 @pytest.mark.asyncio

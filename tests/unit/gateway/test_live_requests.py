@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.ending import CANCELLED
 from gateway.live_request import ChoiceRecord, LiveRequest, RecordError
 from gateway.live_requests import LiveRequests
-from gateway.requests import ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
+from gateway.metrics import GatewayMetrics
+from gateway.requests import CancelReason, ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.logprobs import pack_floats, pack_ids, unpack_floats
 
@@ -24,7 +26,7 @@ FAILURE = ServiceError(grpc.StatusCode.UNAVAILABLE, "GONE", "gone")
 
 def make_live(clock: Callable[[], float] = lambda: 100.0) -> LiveRequests:
     """Return an empty gateway."""
-    return LiveRequests("ab" * 16, clock)
+    return LiveRequests("ab" * 16, clock, GatewayMetrics(["tiny"]))
 
 
 def add(
@@ -65,8 +67,8 @@ def test_counters_are_never_used_twice() -> None:
     for _ in range(100):
         request = add(live)
         seen.add(request.id)
-        live.remove(request)
-        live.remove(request)
+        live.remove(request, CANCELLED[CancelReason.CLIENT])
+        live.remove(request, CANCELLED[CancelReason.CLIENT])
     assert len(seen) == 100
     assert len(live) == 0
 
@@ -163,7 +165,7 @@ def test_frames_after_the_end_change_nothing() -> None:
     live.finish(request.counter)
     live.confirm(request.counter)
     assert (request.error, request.choices[0].token_ids, request.confirmed) == (FAILURE, [], False)
-    live.remove(request)
+    live.remove(request, CANCELLED[CancelReason.CLIENT])
     apply(live, request, 0, [5])
     live.fail(request.counter, FAILURE)
     live.fault(request.counter, "nonsense")
@@ -186,7 +188,7 @@ def test_finished_and_failed_race() -> None:
             act()
         assert (request.error is FAILURE) == ended_by_error == (not request.is_complete)
         assert live.find_unended(request.counter) is None
-        live.remove(request)
+        live.remove(request, CANCELLED[CancelReason.CLIENT])
     live.check_invariants()
     assert live.unended() == []
 

@@ -14,6 +14,7 @@ from tokenizer_samples import EOS_ID, byte_level
 from gateway import scheduler_client
 from gateway.cell import Cell
 from gateway.live_requests import LiveRequests
+from gateway.metrics import GatewayMetrics
 from gateway.scheduler_client import Backoff, SchedulerClient
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.models.prepared import PreparedModel
@@ -322,7 +323,7 @@ async def test_a_stream_that_fails_in_any_way_is_followed_by_another(
             return EndedCall()
 
     clock = asyncio.get_running_loop().time
-    live = LiveRequests("ab" * 16, clock)
+    live = LiveRequests("ab" * 16, clock, GatewayMetrics(()))
     async with open_channel("127.0.0.1:1") as channel:
         client = SchedulerClient(channel, live, Cell(), cell_name="c", clock=clock, backoff=Backoff(0.001, 0.001))
         client._stub = Stub(channel)  # type: ignore[assignment]
@@ -341,7 +342,7 @@ async def test_a_scheduler_that_does_not_answer_is_logged(
     monkeypatch.setattr(scheduler_client, "PATIENCE", 0.01)
     clock = asyncio.get_running_loop().time
     async with open_channel("127.0.0.1:1") as channel:
-        live = LiveRequests("ab" * 16, clock)
+        live = LiveRequests("ab" * 16, clock, GatewayMetrics(()))
         client = SchedulerClient(channel, live, Cell(), cell_name="c", clock=clock, backoff=Backoff(0.001, 0.001))
         client.start()
         async with asyncio.timeout(TIMEOUT):

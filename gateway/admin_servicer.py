@@ -1,0 +1,52 @@
+"""octavo.v1.AdminService: the cell as an operator sees it. Errors are raised; octavo.rpc maps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+from gateway.admin_client import AdminClient
+from gateway.admin_convert import load_to_proto, requests_to_proto
+from gateway.live_request import parse_request_id
+from gateway.validation import DEFAULT_PAGE_SIZE, check_page_size
+from octavo.rpc.errors import FieldViolation, invalid_argument
+from octavo.v1 import admin_pb2, admin_pb2_grpc
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """Shows and steers the cell."""
+
+    def __init__(self, scheduler: AdminClient) -> None:
+        self._scheduler = scheduler
+
+    async def ListRequests(  # noqa: N802
+        self, request: admin_pb2.ListRequestsRequest, context: _Context
+    ) -> admin_pb2.ListRequestsResponse:
+        """Answer with a page of the cell's live requests. The scheduler made the page token, and checks it."""
+        if violations := list(check_page_size(request.page_size)):
+            raise invalid_argument(violations)
+        page_size = request.page_size or DEFAULT_PAGE_SIZE
+        answer = await self._scheduler.list_requests(page_size, request.page_token, context.time_remaining())
+        return requests_to_proto(answer)
+
+    async def CancelRequest(  # noqa: N802
+        self, request: admin_pb2.CancelRequestRequest, context: _Context
+    ) -> admin_pb2.CancelRequestResponse:
+        """End a request, whichever gateway serves it."""
+        parsed = parse_request_id(request.request_id)
+        if parsed is None:
+            what = "must be an id that Started or ListRequests gave" if request.request_id else "is required"
+            raise invalid_argument([FieldViolation("request_id", what)])
+        await self._scheduler.cancel_request(*parsed, context.time_remaining())
+        return admin_pb2.CancelRequestResponse()
+
+    async def GetLoad(  # noqa: N802
+        self,
+        request: admin_pb2.GetLoadRequest,  # noqa: ARG002 - it has no fields
+        context: _Context,
+    ) -> admin_pb2.GetLoadResponse:
+        """Answer with the load of the cell."""
+        return load_to_proto(await self._scheduler.get_load(context.time_remaining()))
