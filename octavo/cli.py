@@ -8,10 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from octavo.commands import (
+    cancel,
+    chat,
+    complete,
     completion,
     demo,
+    doctor,
+    load,
     prepare,
     pull,
+    requests,
     up,
     version,
 )
@@ -73,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(root_parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (pull, prepare, up, demo, completion, version):
+    # In the order in which a newcomer meets them.
+    for command in (pull, prepare, up, demo, chat, complete, requests, cancel, load, doctor, completion, version):
         command.add_parser(commands)
     return parser

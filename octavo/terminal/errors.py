@@ -9,6 +9,7 @@ from typing import TextIO
 
 import grpc
 
+from octavo.client.errors import START_HINT
 from octavo.local.plan import PlanError
 from octavo.local.supervisor import StartError
 from octavo.models.errors import ModelError
@@ -46,21 +47,19 @@ _HINT_BY_REASON: Mapping[str, str] = {
     "CANCELLED_BY_OPERATOR": "somebody cancelled it by `octavo cancel`",
 }
 _HINT_BY_CODE: Mapping[grpc.StatusCode, str] = {
-    grpc.StatusCode.UNAVAILABLE: "is a gateway running there? Start one with `octavo up MODEL`, or name another with "
-    "--address HOST:PORT; `octavo doctor` lists what runs here",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the cell is full: repeat it in a moment; `octavo load` shows how busy it is",
     grpc.StatusCode.UNIMPLEMENTED: "the service there does not know this call: check --address, and that both sides "
     "are the same version (`octavo version`)",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "nobody answered in time: `octavo doctor` shows which services answer",
 }
+_FLAG_FIELDS = ("sampling.", "stopping.", "seed")
+"""Where the fields of a request come from flags: sampling.top_p is --top-p."""
 
 
 def explain(error: Exception) -> Explained | None:
     """Return what to tell a person; None where the error is a defect, whose traceback is what helps."""
     match error:
         case ServiceError():
-            hint = _HINT_BY_REASON.get(error.reason) or _HINT_BY_CODE.get(error.code)
-            return Explained(error.message, hint)
+            return _explain_service_error(error)
         case CommandError():
             return Explained(error.message, error.hint)
         case ModelError() | PlanError() | StartError():
@@ -69,6 +68,19 @@ def explain(error: Exception) -> Explained | None:
         case ModuleNotFoundError(name=str(name)):
             return Explained(f"{name} is not installed: {requirement_for(name)}")
     return None
+
+
+def _explain_service_error(error: ServiceError) -> Explained:
+    message, is_unreachable, rest = error.message.partition(f"; {START_HINT}")
+    if is_unreachable:
+        # The client's words for every caller; here the advice has a line of its own.
+        return Explained(message, f"{START_HINT}{rest}, --address HOST:PORT names another place")
+    hint = _HINT_BY_REASON.get(error.reason) or _HINT_BY_CODE.get(error.code)
+    if hint is None:
+        fields = [each.field for each in error.violations if each.field.startswith(_FLAG_FIELDS)]
+        flags = dict.fromkeys(f"--{field.rpartition('.')[2].replace('_', '-')}" for field in fields)
+        hint = f"see {', '.join(flags)}" if flags else None
+    return Explained(message, hint)
 
 
 def show(explained: Explained, stream: TextIO | None = None) -> None:

@@ -1,0 +1,71 @@
+"""The flags that the clients among the commands share: whom to ask, and how tokens are chosen."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from octavo.rpc.settings import parse_address
+
+if TYPE_CHECKING:
+    from octavo.client.types import GenerateOptions
+
+_SAMPLING: tuple[tuple[str, Callable[[str], float], str], ...] = (
+    ("temperature", float, "0 to 2; 0 always takes the likeliest token"),
+    ("top_p", float, "keep the smallest set of tokens with this much probability"),
+    ("top_k", int, "keep this many likeliest tokens; 0 keeps all"),
+    ("min_p", float, "keep tokens at least this likely relative to the likeliest"),
+    ("repetition_penalty", float, "over 1: less of what prompt and output hold already"),
+    ("presence_penalty", float, "-2 to 2: over 0, less of what the output holds already"),
+    ("frequency_penalty", float, "-2 to 2: the same, by how often"),
+    ("seed", int, "the same seed gives the same output"),
+    ("max_tokens", int, "most tokens to write [default: what is left of the model's context]"),
+    ("min_tokens", int, "fewest tokens to write"),
+)
+
+
+def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare where the gateway is and which of its models is meant."""
+    parser.add_argument(
+        "--address",
+        type=address,
+        metavar="HOST:PORT",
+        help="the gateway [default: OCTAVO_ADDRESS, else the first that serves on this machine]",
+    )
+    parser.add_argument("--model", metavar="NAME", help="the model, where the gateway serves several")
+
+
+def add_admin_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare where the operator's API is."""
+    parser.add_argument(
+        "--address",
+        type=address,
+        metavar="HOST:PORT",
+        help="a gateway's admin port [default: OCTAVO_ADMIN_ADDRESS, else the first that serves on this machine]",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare a flag for each option of sampling and stopping."""
+    group = parser.add_argument_group("sampling", "What is left out takes the model's own default.")
+    for name, kind, meaning in _SAMPLING:
+        metavar = "N" if kind is int else "X"
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=meaning)
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop where the model would")
+
+
+def options_of(args: argparse.Namespace) -> GenerateOptions:
+    """Return what the user gave of model and sampling, as `AsyncClient.generate` takes it."""
+    names = ("model", "ignore_eos", *(name for name, _, _ in _SAMPLING))
+    given = {name: getattr(args, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}  # type: ignore[return-value]
+
+
+def address(text: str) -> str:
+    """Return an address, for argparse."""
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be {error}") from None

@@ -1,0 +1,1 @@
+"""What `octavo doctor` looks at. Nothing here changes anything, and nothing imports torch."""
