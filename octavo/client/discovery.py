@@ -36,11 +36,17 @@ class Api:
     """One of the gateway's two APIs, and where to look for it."""
 
     name: str
+    """For sentences, with its article."""
     service: str
     """Full name of the service whose health tells that it is there."""
     variable: str
     """Environment variable that names an address."""
     ports: tuple[int, ...]
+
+    @property
+    def noun(self) -> str:
+        """The name without its article."""
+        return self.name.removeprefix("a ")
 
 
 GATEWAY = Api("a gateway", INFERENCE_SERVICE, "OCTAVO_ADDRESS", GATEWAY_PORTS)
@@ -122,7 +128,7 @@ def best_of(api: Api, found: Iterable[Endpoint]) -> str:
 def none_found(api: Api) -> UnavailableError:
     """Return the error for an API that answers nowhere on this machine."""
     first, low, high = api.ports[0], api.ports[1], api.ports[-1]
-    message = f"{api.name} was looked for at {HOST}, ports {first} and {low} to {high}, and none answered"
+    message = f"no {api.noun} answers at {HOST}, ports {first} and {low} to {high}"
     return unavailable("NO_GATEWAY", f"{message}; {START_HINT}, {api.variable}=HOST:PORT names one elsewhere")
 
 
@@ -131,12 +137,24 @@ async def find(api: Api) -> str:
 
     Raises UnavailableError where there is none, InvalidArgumentError where the environment's is no address.
     """
-    return given_address(api) or best_of(api, await find_all(api))
+    if given := given_address(api):
+        return given
+    first, *others = local_addresses(api)
+    found = await find_all(api, [first])
+    if found and found[0].is_serving:
+        return first
+    return best_of(api, found + await find_all(api, others))
 
 
 def find_blocking(api: Api) -> str:
     """As `find`, for code without an event loop."""
-    return given_address(api) or best_of(api, find_all_blocking(api))
+    if given := given_address(api):
+        return given
+    first, *others = local_addresses(api)
+    found = find_all_blocking(api, [first])
+    if found and found[0].is_serving:
+        return first
+    return best_of(api, found + find_all_blocking(api, others))
 
 
 def _question(api: Api) -> health_pb2.HealthCheckRequest:

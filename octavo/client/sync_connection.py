@@ -35,7 +35,7 @@ class SyncConnection:
 
     def call_info(self, rpc: Rpc[Any, Any], timeout: float | None) -> CallInfo:
         """Return what the words of an error need."""
-        return CallInfo(f"{self._api.name} at {self._address}", rpc.name, timeout)
+        return CallInfo(f"the {self._api.noun} at {self._address}", rpc.name, timeout)
 
     def unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
         """Ask and wait for the answer. `timeout`: seconds. Whatever ends the waiting ends the call.
