@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from octavo.commands import (
+    bench,
     cancel,
     chat,
     complete,
@@ -80,6 +81,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(root_parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     # In the order in which a newcomer meets them.
-    for command in (pull, prepare, up, demo, chat, complete, requests, cancel, load, doctor, completion, version):
+    for command in (
+        pull,
+        prepare,
+        up,
+        demo,
+        chat,
+        complete,
+        requests,
+        cancel,
+        load,
+        bench,
+        doctor,
+        completion,
+        version,
+    ):
         command.add_parser(commands)
     return parser
