@@ -18,6 +18,8 @@ from octavo.models.errors import ModelError
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_LENGTH = struct.Struct("<Q")
+_SKIPPED = object()
 _STRING = 8
 _ARRAY = 9
 
@@ -48,8 +50,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
-    """Return the metadata and the tensors' entries. Raises ModelError as read_metadata does."""
-    return _read(path, lambda reader: (reader.metadata(), reader.tensors()))
+    """Return the metadata without lists of strings, and the tensors' entries. Raises ModelError as read_metadata does.
+
+    Those lists are the vocabulary: who wants the tensors needs none of it, and it would take most of the time.
+    """
+    return _read(path, lambda reader: (reader.metadata(with_strings=False), reader.tensors()))
 
 
 def _read(path: Path, read: Callable[[_Reader], _T]) -> _T:
@@ -76,8 +81,10 @@ class _Reader:
         self._at = 0
         self._num_tensors = 0
         self._alignment = 32
+        self._with_strings = True
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self, *, with_strings: bool = True) -> dict[str, Any]:
+        """Read the metadata, lists of strings only where asked for."""
         if self._data[:4] != _MAGIC:
             raise _FormatError("not a GGUF file")
         self._at = 4
@@ -85,7 +92,9 @@ class _Reader:
         if version not in _VERSIONS:
             raise _FormatError(f"GGUF version {version} (or big-endian) is not supported, only {_VERSIONS}")
         self._num_tensors, count = self._unpack("QQ")
+        self._with_strings = with_strings
         metadata = {self._string(): self._value(self._unpack("I")[0]) for _ in range(count)}
+        metadata = {key: value for key, value in metadata.items() if value is not _SKIPPED}
         self._alignment = metadata.get("general.alignment", self._alignment)
         if not isinstance(self._alignment, int) or self._alignment < 1:
             raise _FormatError(f"general.alignment is {self._alignment!r}")
@@ -110,7 +119,7 @@ class _Reader:
             return self._unpack(self._format(kind))[0]
         element, count = self._unpack("IQ")
         if element == _STRING:
-            return [self._string() for _ in range(count)]
+            return [self._string() for _ in range(count)] if self._with_strings else self._skip_strings(count)
         if element == _ARRAY:
             return [self._value(_ARRAY) for _ in range(count)]
         # Checked first: a damaged count must not ask for memory that the file cannot fill.
@@ -125,6 +134,15 @@ class _Reader:
         if self._at > len(self._data):
             raise struct.error
         return self._data[start : self._at].decode("utf-8")
+
+    def _skip_strings(self, count: int) -> object:
+        data, at = self._data, self._at
+        for _ in range(count):
+            at += _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+            if at > len(data):
+                raise struct.error
+        self._at = at
+        return _SKIPPED
 
     def _unpack(self, code: str) -> tuple[Any, ...]:
         values = struct.unpack_from(f"<{code}", self._data, self._at)

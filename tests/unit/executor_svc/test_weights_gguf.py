@@ -23,7 +23,7 @@ from executor_svc.layers.rotary import Llama3Scaling as Llama3
 from executor_svc.models import load_weights
 from executor_svc.models.loader import describe
 from executor_svc.weights import ModelLoadError, UnsupportedModelError, WeightsError, open_checkpoint
-from executor_svc.weights.gguf_checkpoint import ELEMENT_TYPES
+from executor_svc.weights.gguf_types import CHUNK_ELEMENTS, ELEMENT_TYPES, unpack
 
 PROMPT = [5, 17, 200, 31, 8, 44, 45, 46]
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2}
@@ -88,8 +88,29 @@ def test_large_tensors_are_copied_in_parts(tmp_path: Path) -> None:
 
 
 def test_supported_types_are_those_of_gguf() -> None:
-    """Every type that is said to be read has a size and a name in the gguf package."""
-    assert {gguf.GGMLQuantizationType[name] for name in ELEMENT_TYPES} <= gguf.GGML_QUANT_SIZES.keys()
+    """Every type that is read has the number, the name and the block of the gguf package."""
+    for number, kind in ELEMENT_TYPES.items():
+        known = gguf.GGMLQuantizationType(number)
+        assert kind.name == known.name
+        assert (kind.block_elements, kind.block_bytes) == gguf.GGML_QUANT_SIZES[known]
+
+
+# Infinite scales make NaN; numpy says so on whichever thread it happens.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("number", ELEMENT_TYPES, ids=lambda number: ELEMENT_TYPES[number].name)
+def test_any_bytes_unpack_as_gguf_s_own_code_unpacks_them(number: int) -> None:
+    """Every bit pattern of every type, infinite scales too, over more than one chunk and into both dtypes."""
+    kind = ELEMENT_TYPES[number]
+    columns = 512
+    rows = CHUNK_ELEMENTS // columns + 7
+    row_bytes = columns // kind.block_elements * kind.block_bytes
+    packed = np.random.default_rng(number).integers(0, 256, (rows, row_bytes), dtype=np.uint8)
+    expected = torch.from_numpy(dequantize(packed, gguf.GGMLQuantizationType(number)).copy())
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.empty(rows, columns, dtype=dtype)
+        unpack(torch.from_numpy(packed), number, out)
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert torch.equal(out.nan_to_num(), expected.to(dtype).nan_to_num())
 
 
 def test_rope_factors_are_the_llama3_scaling(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from gguf import GGUFReader
 from gguf_samples import byte_level_metadata, write_gguf
 
 from octavo.models import ModelError
-from octavo.models.gguf_file import read_metadata
+from octavo.models.gguf_file import read_header, read_metadata
 
 
 def test_every_field_equals_what_the_gguf_package_reads(tmp_path: Path) -> None:
@@ -32,6 +32,21 @@ def test_a_file_cut_short_anywhere_is_an_error_that_names_it(tmp_path: Path) -> 
             read_metadata(cut)
     cut.write_bytes(whole[:end])
     assert read_metadata(cut)["a.number"] == 7
+
+
+def test_the_header_is_the_metadata_without_lists_of_strings(tmp_path: Path) -> None:
+    """Who loads tensors is spared the vocabulary; every other field is as the full reading gives it, to the last."""
+    metadata = byte_level_metadata() | {"a.list": ["x", "yy"], "a.text": "héllo", "a.ints": [1, 2], "z.last": 7}
+    path = write_gguf(tmp_path / "m.gguf", metadata)
+    whole = read_metadata(path)
+    strings = {key for key, value in whole.items() if isinstance(value, list) and isinstance(value[0], str)}
+    assert {"a.list", "tokenizer.ggml.tokens"} <= strings
+    assert read_header(path)[0] == {key: value for key, value in whole.items() if key not in strings}
+    cut = tmp_path / "cut.gguf"
+    data = path.read_bytes()
+    cut.write_bytes(data[: data.index(b"yy") + 1])
+    with pytest.raises(ModelError, match=r"cut\.gguf"):
+        read_header(cut)
 
 
 @pytest.mark.parametrize("count", [2**40, 2**63])
