@@ -149,7 +149,9 @@ class ChatLoop:
         self._out.flush()
 
     def _say(self, text: str) -> None:
-        print(self._style.dim(printable(text)), file=self._out, flush=True)
+        """Tell the person something. A program that reads the output gets answers alone."""
+        out = self._out if self._style.is_terminal else self._notes
+        print(self._style.dim(printable(text)), file=out, flush=True)
 
 
 def _closing(answer: Answer, is_stopped: bool) -> str:

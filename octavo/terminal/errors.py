@@ -48,8 +48,8 @@ _HINT_BY_REASON: Mapping[str, str] = {
 }
 _HINT_BY_CODE: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the cell is full: repeat it in a moment; `octavo load` shows how busy it is",
-    grpc.StatusCode.UNIMPLEMENTED: "the service there does not know this call: check --address, and that both sides "
-    "are the same version (`octavo version`)",
+    grpc.StatusCode.UNIMPLEMENTED: "check --address: a gateway has one port for clients and one for operators, and "
+    "`octavo doctor` tells which is which",
 }
 _FLAG_FIELDS = ("sampling.", "stopping.", "seed")
 """Where the fields of a request come from flags: sampling.top_p is --top-p."""
@@ -74,7 +74,8 @@ def _explain_service_error(error: ServiceError) -> Explained:
     message, is_unreachable, rest = error.message.partition(f"; {START_HINT}")
     if is_unreachable:
         # The client's words for every caller; here the advice has a line of its own.
-        return Explained(message, f"{START_HINT}{rest}, --address HOST:PORT names another place")
+        elsewhere = "so does --address HOST:PORT" if rest else "--address HOST:PORT names another place"
+        return Explained(message, f"{START_HINT}{rest}; {elsewhere}")
     hint = _HINT_BY_REASON.get(error.reason) or _HINT_BY_CODE.get(error.code)
     if hint is None:
         fields = [each.field for each in error.violations if each.field.startswith(_FLAG_FIELDS)]

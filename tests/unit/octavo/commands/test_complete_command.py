@@ -1,0 +1,132 @@
+"""`octavo complete`: the text alone, from wherever the prompt comes, with the right exit code."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import sys
+
+import grpc
+import pytest
+from fake_gateway import HANG, TIMEOUT, FakeGateway
+from screen import Screen
+
+from octavo.cli import main
+from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
+
+
+class PipedInput(io.TextIOWrapper):
+    """A standard input that is a pipe with these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+
+
+def test_only_the_text_is_written(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    """No line end is added where a program reads; figures come on the other stream, when asked for."""
+    gateway.script = lambda request: [" a", " b"]
+    assert main(["complete", "--address", gateway.address, "once"]) == 0
+    assert capsys.readouterr() == (" a b", "")
+    assert main(["complete", "--address", gateway.address, "once", "--stats", "--max-tokens", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out == " a b"
+    assert re.fullmatch(
+        r"2 tokens after a prompt of 5, first token \d+ ms(, then \S+ tokens/s)?, cut at the limit of tokens, seed 7\n",
+        err,
+    )
+    assert [request.text for request in gateway.requests] == ["once", "once"]
+
+
+@pytest.mark.parametrize("argv", [["-"], []])
+@pytest.mark.parametrize(("data", "prompt"), [(b"one\ntwo\n", "one\ntwo"), (b"x\r\n", "x"), (b"\xc3\xa9 ", "é ")])
+def test_the_prompt_may_come_from_a_pipe(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, argv: list[str], data: bytes, prompt: str
+) -> None:
+    """One line end at its end is the shell's and not the text's; everything else is kept."""
+    monkeypatch.setattr(sys, "stdin", PipedInput(data))
+    assert main(["complete", "--address", gateway.address, *argv]) == 0
+    assert gateway.requests[0].text == prompt
+
+
+def test_input_that_is_no_text_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is guessed about bytes that are not UTF-8."""
+    monkeypatch.setattr(sys, "stdin", PipedInput(b"\xff\xfe"))
+    assert main(["complete", "-"]) == 1
+    assert capsys.readouterr().err.startswith("octavo: error: the input is no UTF-8 text")
+
+
+def test_a_terminal_without_a_prompt_is_bad_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Waiting in silence for input would look like a hang."""
+    monkeypatch.setattr(sys, "stdin", Screen())
+    with pytest.raises(SystemExit) as ended:
+        main(["complete"])
+    assert ended.value.code == 2
+    assert "give a PROMPT" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_a_line_end_and_no_escape_sequences(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell's prompt comes on a line of its own, and the model cannot steer the screen."""
+    gateway.script = lambda request: ["a\x1b[2J"]
+    monkeypatch.setattr(sys, "stdout", Screen())
+    assert main(["complete", "--address", gateway.address, "x"]) == 0
+    assert sys.stdout.getvalue() == "a\ufffd[2J\n"  # type: ignore[attr-defined]
+
+
+def test_ctrl_c_cancels_and_exits_with_130(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request ends on the server; the exit code is the one shells give to an interrupt."""
+    gateway.script = lambda request: ["a", HANG]
+    monkeypatch.setattr(sys, "stdout", Screen(on_write=lambda text: text == "a" and signal.raise_signal(signal.SIGINT)))
+    assert main(["complete", "--address", gateway.address, "x"]) == 130
+    assert gateway.left.wait(TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ServiceError(grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR", "no executor is ready"),
+            "octavo: error: no executor is ready\nhint: an executor may be starting: wait and repeat; `octavo load`",
+        ),
+        (
+            ServiceError(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", "model 'z' is not served here; served: m"),
+            "octavo: error: model 'z' is not served here; served: m\nhint: name one of those with --model",
+        ),
+        (
+            invalid_argument(
+                [FieldViolation("sampling.top_p", "too much"), FieldViolation("stopping.max_tokens", "no")]
+            ),
+            "octavo: error: sampling.top_p: too much; stopping.max_tokens: no\nhint: see --top-p, --max-tokens\n",
+        ),
+    ],
+)
+def test_a_refusal_is_told_with_what_to_do(
+    gateway: FakeGateway, error: ServiceError, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The gateway's own words, then the next step; exit code 1, and nothing on the output."""
+    gateway.script = lambda request: error
+    assert main(["complete", "--address", gateway.address, "x"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(said)
+
+
+def test_nobody_at_the_address_is_told_with_both_ways_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Start a cell, or name another address."""
+    assert main(["complete", "--address", "127.0.0.1:1", "x"]) == 1
+    err = capsys.readouterr().err
+    assert re.match(r"octavo: error: cannot connect to .*127\.0\.0\.1:1: connection refused\nhint: ", err)
+    assert "`octavo up MODEL`" in err
+    assert "--address HOST:PORT" in err
+
+
+@pytest.mark.parametrize("argv", [["--address", "nowhere", "x"], ["--temperature", "warm", "x"], ["a", "b"]])
+def test_bad_usage_exits_with_2(argv: list[str]) -> None:
+    """What can be seen without asking anybody is a usage error."""
+    with pytest.raises(SystemExit) as ended:
+        main(["complete", *argv])
+    assert ended.value.code == 2
