@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from metrics_page import Page, check_requests_balance, scrape
 
 from gateway.scheduler_client import Backoff
 from gateway.server import GatewayServer
@@ -18,10 +19,11 @@ from octavo.internal.executor.v1 import sequence_pb2
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
+from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from octavo.rpc.logprobs import pack_floats, pack_ids
 from octavo.rpc.server import RpcServer
 from octavo.settings import GatewaySettings
-from octavo.v1 import inference_pb2, inference_pb2_grpc, model_pb2_grpc
+from octavo.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc, model_pb2_grpc
 
 TIMEOUT = 10.0
 MAX_MODEL_LEN = 1024
@@ -48,7 +50,10 @@ class Running:
 
 @dataclass
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Sends what `script` says, a token per choice and step. `auto`: steps by itself, else when `step` is called."""
+    """Sends what `script` says, a token per choice and step. `auto`: steps by itself, else when `step` is called.
+
+    An operator is told of `listed` and `load`, and can cancel what runs; without `answers_admin` it waits for ever.
+    """
 
     script: Script = write_again
     auto: bool = True
@@ -57,6 +62,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     accepts: bool = True
     begins_with_welcome: bool = True
     port: int = 0
+    answers_admin: bool = True
+    listed: list[scheduler_pb2.LiveRequest] = field(default_factory=list)
+    load: scheduler_pb2.GetLoadResponse = field(default_factory=scheduler_pb2.GetLoadResponse)
+    asked: list[Any] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
     received: list[scheduler_pb2.AttachRequest] = field(default_factory=list)
     acknowledged: int = 0
@@ -143,6 +152,39 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     del self.running[counter]
                     self.sequence += 1
                     self.send(finished=scheduler_pb2.Finished(sequence=self.sequence, request=counter))
+
+    async def ListRequests(self, request: Any, context: Any) -> scheduler_pb2.ListRequestsResponse:  # noqa: N802
+        """List `listed`; a page's token is the index that it begins with."""
+        await self._be_asked(request, context)
+        if not request.page_token.isdigit() and request.page_token:
+            raise invalid_argument([FieldViolation("page_token", "is none that ListRequests gave")])
+        start = int(request.page_token or 0)
+        stop = start + request.page_size
+        token = str(stop) if stop < len(self.listed) else ""
+        return scheduler_pb2.ListRequestsResponse(requests=self.listed[start:stop], next_page_token=token)
+
+    async def CancelRequest(self, request: Any, context: Any) -> scheduler_pb2.CancelRequestResponse:  # noqa: N802
+        """End a request that runs."""
+        await self._be_asked(request, context)
+        if self.running.pop(request.request, None) is None:
+            raise ServiceError(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", "it is not live")
+        error = scheduler_pb2.RequestError(
+            code=grpc.StatusCode.CANCELLED.value[0], reason="CANCELLED_BY_OPERATOR", message="an operator cancelled it"
+        )
+        self.sequence += 1
+        self.send(finished=scheduler_pb2.Finished(sequence=self.sequence, request=request.request, error=error))
+        return scheduler_pb2.CancelRequestResponse()
+
+    async def GetLoad(self, request: Any, context: Any) -> scheduler_pb2.GetLoadResponse:  # noqa: N802
+        """Tell `load`."""
+        await self._be_asked(request, context)
+        return self.load
+
+    async def _be_asked(self, request: Any, context: Any) -> None:
+        self.asked.append((request, context.time_remaining()))
+        self._changed.set()
+        if not self.answers_admin:
+            await asyncio.Event().wait()
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """Serve one gateway."""
@@ -251,20 +293,31 @@ class Stack:
     gateway: GatewayServer
     prepared: PreparedModel
     channel: grpc.aio.Channel
+    admin_channel: grpc.aio.Channel
 
     def __post_init__(self) -> None:
         self.inference: Any = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.models: Any = model_pb2_grpc.ModelServiceStub(self.channel)
         self.health: Any = health_pb2_grpc.HealthStub(self.channel)
+        self.admin: Any = admin_pb2_grpc.AdminServiceStub(self.admin_channel)
+        self.admin_health: Any = health_pb2_grpc.HealthStub(self.admin_channel)
 
     async def generate(self, request: inference_pb2.GenerateRequest) -> list[inference_pb2.GenerateResponse]:
         """Return all the events of a request."""
         return [event async for event in self.inference.Generate(request, timeout=TIMEOUT)]
 
-    async def wait_health(self, serving: bool, service: str = "") -> None:
-        """Return once health says so."""
+    async def scrape(self) -> Page:
+        """Return the gateway's metrics page; its requests balance."""
+        page = await scrape(f"127.0.0.1:{self.gateway.metrics_port}")
+        check_requests_balance(page)
+        return page
+
+    async def wait_health(self, serving: bool, service: str = "", *, admin: bool = False) -> None:
+        """Return once health says so, that of the public or of the operator's port."""
         wanted = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        watch = self.health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT)
+        watch = (self.admin_health if admin else self.health).Watch(
+            health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT
+        )
         async for answer in watch:
             if answer.status == wanted:
                 break
@@ -292,8 +345,9 @@ async def running_stack(
     gateway = GatewayServer(settings, [prepared], QUICK)
     try:
         await gateway.start()
-        async with open_channel(f"127.0.0.1:{gateway.port}") as channel:
-            stack = Stack(scheduler, gateway, prepared, channel)
+        address, admin_address = f"127.0.0.1:{gateway.port}", f"127.0.0.1:{gateway.admin_port}"
+        async with open_channel(address) as channel, open_channel(admin_address) as admin_channel:
+            stack = Stack(scheduler, gateway, prepared, channel, admin_channel)
             await stack.wait_health(True)
             yield stack
             await stack.wait_empty()

@@ -84,7 +84,7 @@ async def test_client_vanishes(prepared: PreparedModel, kind: str) -> None:
     scheduler = FakeScheduler(script=long_script, auto=False)
     async with running_stack(prepared, scheduler) as stack:
         async with open_channel(f"127.0.0.1:{stack.gateway.port}") as channel:
-            other = Stack(scheduler, stack.gateway, prepared, channel)
+            other = Stack(scheduler, stack.gateway, prepared, channel, stack.admin_channel)
             call = start_call(other, kind, inference_pb2.GenerateRequest(text="the cat"))
             if kind == "unary":  # begins with its first await
                 waiting = asyncio.ensure_future(call)

@@ -69,7 +69,7 @@ async def test_before_any_scheduler(prepared: PreparedModel) -> None:
     gateway = GatewayServer(settings, [prepared], Backoff(0.01, 0.02))
     await gateway.start()
     async with open_channel(f"127.0.0.1:{gateway.port}") as channel:
-        stack = Stack(FakeScheduler(), gateway, prepared, channel)
+        stack = Stack(FakeScheduler(), gateway, prepared, channel, channel)
         assert await health_of(stack, "") == NOT_SERVING
         assert await health_of(stack, f"model/{prepared.name}") == NOT_SERVING
         answer = await stack.inference.Tokenize(inference_pb2.TokenizeRequest(text="the"))
