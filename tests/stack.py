@@ -50,8 +50,15 @@ class Stack(Protocol):
         """Where clients connect."""
 
     @property
+    def admin_address(self) -> str:
+        """Where the gateway serves operators."""
+
+    @property
     def scheduler_address(self) -> str:
         """Where GetLoad is answered."""
+
+    def metrics_address(self, name: str) -> str:
+        """Where a service's metrics page is: gateway, scheduler, executor-0, ..."""
 
 
 async def get_load(stack: Stack) -> scheduler_pb2.GetLoadResponse:
@@ -102,9 +109,20 @@ class InProcessStack:
         return f"127.0.0.1:{self.gateway.port}"
 
     @property
+    def admin_address(self) -> str:
+        """Where the gateway serves operators."""
+        return f"127.0.0.1:{self.gateway.admin_port}"
+
+    @property
     def scheduler_address(self) -> str:
         """Where GetLoad is answered."""
         return f"127.0.0.1:{self.scheduler.port}"
+
+    def metrics_address(self, name: str) -> str:
+        """Where a service's metrics page is."""
+        executors = {f"executor-{index}": executor for index, executor in enumerate(self.executors)}
+        server = {"gateway": self.gateway, "scheduler": self.scheduler, **executors}[name]
+        return f"127.0.0.1:{server.metrics_port}"
 
 
 @contextlib.asynccontextmanager
@@ -147,6 +165,20 @@ async def in_process(
     assert "device" not in {each.name for each in set(threading.enumerate()) - threads_before}
 
 
+@contextlib.asynccontextmanager
+async def another_gateway(stack: Stack) -> AsyncIterator[GatewayServer]:
+    """Attach a second gateway to a running cell of either form; it runs in this process."""
+    address = stack.scheduler_address
+    settings = _settings(GatewaySettings, FLAGS, model=str(stack.model.path), scheduler=address, port="0")
+    gateway = GatewayServer(settings, [stack.model], Backoff(initial=0.02, maximum=0.2))
+    await gateway.start()
+    try:
+        await wait_serving(f"127.0.0.1:{gateway.port}")
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
 class ProcessStack:
     """Each service a process of its own, as `octavo up` starts them, without a supervisor: who is killed stays dead."""
 
@@ -162,6 +194,11 @@ class ProcessStack:
         return self._plan.gateway_address
 
     @property
+    def admin_address(self) -> str:
+        """Where the gateway serves operators."""
+        return self._plan.admin_address
+
+    @property
     def scheduler_address(self) -> str:
         """Where GetLoad is answered."""
         return self.address("scheduler")
@@ -169,6 +206,10 @@ class ProcessStack:
     def address(self, name: str) -> str:
         """Where a service listens: gateway, scheduler, executor-0, ..."""
         return next(service.address for service in self._plan.services if service.name == name)
+
+    def metrics_address(self, name: str) -> str:
+        """Where a service's metrics page is."""
+        return next(service.metrics_address for service in self._plan.services if service.name == name)
 
     def start(self, name: str) -> None:
         """Start a service, for the first time or again."""
