@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import zlib
 
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.rpc.errors import FieldViolation, invalid_argument
@@ -75,13 +76,18 @@ def _live_request(view: RequestView) -> scheduler_pb2.LiveRequest:
 
 def _make_token(term: int, place: RequestPlace) -> str:
     arrival, (incarnation, counter) = place
-    return base64.urlsafe_b64encode(f"{term}:{arrival.hex()}:{counter}:{incarnation}".encode()).decode()
+    text = f"{term}:{arrival.hex()}:{counter}:{incarnation}".encode()
+    # A token that was cut or mistyped would else be a place too, and pages would begin there.
+    return base64.urlsafe_b64encode(zlib.crc32(text).to_bytes(4) + text).decode()
 
 
 def _read_token(token: str) -> tuple[int, RequestPlace]:
     """Return term and place. Raises ValueError or OverflowError where the text is no token."""
-    text = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True).decode()
-    term, arrival, counter, incarnation = text.split(":", 3)
+    decoded = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
+    checksum, text = decoded[:4], decoded[4:]
+    if zlib.crc32(text).to_bytes(4) != checksum:
+        raise ValueError("a damaged token")
+    term, arrival, counter, incarnation = text.decode().split(":", 3)
     place = float.fromhex(arrival), (incarnation, int(counter))
     if not math.isfinite(place[0]):
         raise ValueError("a place that is nowhere")

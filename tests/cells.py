@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fakes import FakeExecutor, FakeGateway, make_spec
 
+from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RowStatus, ScheduledBatch, StepFailureReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.policies.base import BaseScheduler
@@ -52,6 +53,10 @@ class Cell:
         if choice is not None and kept_tokens is not None:
             self.gateway.keep(request, choice, kept_tokens)
         self.receive(self.engine.cancel(request, choice, kept_tokens))
+
+    def abort(self, request: RequestId, error: ServiceError) -> None:
+        """End a request with an error, as an operator does."""
+        self.receive(self.engine.abort(request, error))
 
     def expire(self, seconds: float = 0.0) -> None:
         """Let time pass."""

@@ -18,6 +18,8 @@ from strategies import RequestPlan, executor_specs, request_plans
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, StepFailureReason
 from scheduler_svc.engine import Engine
+from scheduler_svc.listing import RequestView
+from scheduler_svc.load import LoadSnapshot
 from scheduler_svc.policies.base import BaseScheduler, SequenceView
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord
@@ -71,6 +73,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.limits: dict[RequestId, int] = {}
         self.deadlines: dict[RequestId, float] = {}
         self.cancelled: set[tuple[RequestId, int]] = set()
+        self.ended_by_operator: set[RequestId] = set()
+        self.num_cancelled = 0
         self.counters: dict[tuple[int, int], int] = {}
         self.poisoned: set[int] = set()
         self.num_bad_rows = 0
@@ -120,11 +124,49 @@ class EngineMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject, kept_tokens: int | None) -> None:
         record = data.draw(st.sampled_from(list(self.records.values())))
         choice = data.draw(st.none() | st.integers(0, len(record.choices)))
+        is_live = record.id not in self.cell.gateway.done
         self.cell.cancel(record.id, choice, kept_tokens)
+        self.num_cancelled += is_live and choice is None
         affected = range(len(record.choices)) if choice is None else [choice]
         self.cancelled |= {(record.id, index) for index in affected}
         if record.id not in self.cell.gateway.done:
             assert choice is not None, "a request that is cancelled whole ends at once"
+
+    @precondition(lambda self: self.records)
+    @rule(data=st.data())
+    def cancel_by_operator(self, data: st.DataObject) -> None:
+        """Only what is live ends, and at once; what has ended stays as it is."""
+        record = data.draw(st.sampled_from(list(self.records.values())))
+        earlier = self.cell.gateway.done.get(record.id)
+        others = self._live_requests() - {record.id}
+        error = ServiceError(grpc.StatusCode.CANCELLED, "CANCELLED_BY_OPERATOR", "by the test")
+        self.cell.abort(record.id, error)
+        if earlier is None:
+            assert self.cell.gateway.done[record.id].error is error, "a live request did not end"
+            self.ended_by_operator.add(record.id)
+            self.num_cancelled += 1
+        else:
+            assert self.cell.gateway.done[record.id] is earlier
+        assert self._live_requests() == others, "it lives on, or another request ended"
+
+    @rule(page_size=st.integers(1, 4))
+    def list_requests(self, page_size: int) -> None:
+        """The pages together hold every live request, once, oldest first."""
+        views: list[RequestView] = []
+        place = None
+        while True:
+            page = self.cell.engine.list_requests(place, page_size, self.cell.now)
+            views += page.requests
+            place = page.next
+            if place is None:
+                break
+            assert len(page.requests) == page_size
+        assert sorted(view.id for view in views) == sorted(self._live_requests())
+        assert [view.age for view in views] == sorted((view.age for view in views), reverse=True)
+        load = self.cell.engine.load()
+        assert sum(view.num_waiting for view in views) == load.num_waiting
+        assert sum(view.num_running for view in views) == load.num_running
+        assert sum(view.num_blocks for view in views) == sum(each.owned_blocks for each in load.executors)
 
     @precondition(lambda self: self.cell.executors)
     @rule(data=st.data())
@@ -208,6 +250,7 @@ class EngineMachine(RuleBasedStateMachine):
         load = self.cell.engine.load()
         assert load.num_requests == load.num_waiting == load.num_running == 0
         assert load.kv_usage == 0.0
+        self._check_counts(load)
         assert load.num_desyncs <= self.num_bad_rows
         for executor in self.cell.executors.values():
             assert not executor.handles, "an executor still holds a sequence"
@@ -248,9 +291,21 @@ class EngineMachine(RuleBasedStateMachine):
                     assert end == ChoiceEnd(FinishReason.CANCELLED)
                     assert key in self.cancelled, f"choice {choice} ended although nobody cancelled it"
 
+    def _check_counts(self, load: LoadSnapshot) -> None:
+        """Each request that was accepted is counted under the one way in which it ended."""
+        done = self.cell.gateway.done.values()
+        num_errors = sum(each.error is not None for each in done)
+        assert load.num_accepted == len(self.records) == len(done)
+        assert load.num_failed == num_errors - len(self.ended_by_operator)
+        assert load.num_cancelled == self.num_cancelled
+        assert load.num_finished == load.num_accepted - load.num_failed - load.num_cancelled
+        assert all(each.owned_blocks == each.cached_blocks == 0 for each in load.executors)
+
     def _check_failure(self, record: RequestRecord, error: ServiceError) -> None:
         if error.reason in ("NAN_LOGITS", "BAD_INPUT"):
             assert record.id[1] in self.poisoned, "a request failed for another's bad row"
+        elif error.reason == "CANCELLED_BY_OPERATOR":
+            assert record.id in self.ended_by_operator
         elif error.reason == "DEADLINE_EXCEEDED":
             assert record.remaining_deadline is not None
         else:
@@ -295,6 +350,9 @@ class EngineMachine(RuleBasedStateMachine):
             is_ended = plan.resumed_tokens >= len(tokens) and choice % 2 == 0
             choices.append(ChoiceRecord(tuple(tokens[: plan.resumed_tokens]), end if is_ended else None))
         return build(choices), limit
+
+    def _live_requests(self) -> set[RequestId]:
+        return {each.request_id for each in self.cell.engine.live_sequences()}
 
     def _draw_session(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(list(self.cell.executors)))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import random
 
+import grpc
 import pytest
 from wire_executor import FakeExecutor, expected_tokens
 from wire_gateway import FakeGateway
 from wire_scheduler import RunningScheduler, running_scheduler
 
 from octavo.internal.scheduler.v1 import scheduler_pb2
+from octavo.rpc.errors import ServiceError, from_rpc_error
 
 PROMPT = list(range(1, 11))
 GRACE = 0.05
@@ -27,10 +29,21 @@ async def everything_is_free(gateway: FakeGateway) -> None:
     )
 
 
+async def cancel_by_operator(asking: FakeGateway, incarnation: str, counter: int) -> ServiceError | None:
+    """Ask for the end of a request as a gateway's admin service does. Returns the refusal, if it is one."""
+    try:
+        await asking.stub.CancelRequest(scheduler_pb2.CancelRequestRequest(gateway=incarnation, request=counter))
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error)
+    return None
+
+
 async def end_request(gateway: FakeGateway, how: str) -> None:
-    """End request 1 of a gateway by a Cancel, or by the loss of the gateway."""
+    """End request 1 of a gateway by a Cancel, by an operator, or by the loss of the gateway."""
     if how == "cancel":
         await gateway.cancel(1)
+    elif how == "operator":
+        await cancel_by_operator(gateway, gateway.incarnation, 1)
     elif how == "half_close":
         await gateway.half_close()
     else:
@@ -95,10 +108,12 @@ STATES = {
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["cancel", "break", "half_close"])
+@pytest.mark.parametrize("how", ["cancel", "operator", "break", "half_close"])
 @pytest.mark.parametrize("state", STATES)
 async def test_a_request_can_end_in_every_state(state: str, how: str) -> None:
-    """Cancelled, or left by its gateway, in any state: it ends, its blocks come back, another's output is untouched."""
+    """Cancelled by its gateway or an operator, or left, in any state: it ends, its blocks come back, another's output
+    is untouched.
+    """
     reach, sizes = STATES[state]
     executor = FakeExecutor(**sizes)
     async with running_scheduler(executor, gateway_grace=GRACE) as scheduler:
@@ -109,10 +124,16 @@ async def test_a_request_can_end_in_every_state(state: str, how: str) -> None:
         if state != "finished, unsent":
             await other.until_load(lambda load: load.num_requests < live_before)
         executor.release()
-        if how == "cancel" and state != "finished, unsent":
+        if how in ("cancel", "operator") and state != "finished, unsent":
             await gateway.over(1)
             outcome = gateway.outcomes[1]
-            assert outcome.ends[0].reason == scheduler_pb2.FINISH_REASON_CANCELLED
+            if how == "cancel":
+                assert outcome.ends[0].reason == scheduler_pb2.FINISH_REASON_CANCELLED
+            else:
+                assert not outcome.ends, "a request that failed has choices without an end"
+                error = outcome.finished[0].error
+                assert (error.code, error.reason) == (grpc.StatusCode.CANCELLED.value[0], "CANCELLED_BY_OPERATOR")
+                assert len(outcome.finished) == 1
             tokens = outcome.tokens.get(0, [])
             seed = int(state in ("queued", "preempted"))
             prompt = PROMPT * 20 if state == "prefill chunk" else PROMPT
@@ -122,7 +143,7 @@ async def test_a_request_can_end_in_every_state(state: str, how: str) -> None:
             max_tokens = 100 if state == "queued" else 60
             assert other.outcomes[1].tokens == {0: expected_tokens(PROMPT, max_tokens)}
         await everything_is_free(other)
-        if how != "cancel":
+        if how in ("break", "half_close"):
             # The gateway has been forgotten, its unsent frames too.
             welcome = await gateway.attach(live=[1])
             assert list(welcome.unknown_requests) in ([1], [])
