@@ -57,7 +57,8 @@ class AsyncClient(_AsyncClient):
                 print(delta.text, end="")
 
     It may be made anywhere and belongs to the event loop that uses it first. Cancelling a task that waits for it
-    cancels the request on the server.
+    cancels the request on the server. Have one event loop at a time in a process use gRPC: where two do, gRPC logs a
+    BlockingIOError now and then. Threads take Client.
     """
 
     def __init__(self, address: str | None = None) -> None:

@@ -66,5 +66,5 @@ RETRYING_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # A request larger than the buffer is never sent again, and gRPC's own 256 KiB is less than a long prompt.
     ("grpc.per_rpc_retry_buffer_size", MAX_MESSAGE_BYTES),
 )
-"""For public clients, whose service config says what may be sent again. gRPC does so only where no response headers
-have come, and the gateway sends none before it has accepted a request."""
+"""For public clients, whose service config says what may be sent again. gRPC does so only before the answer has begun,
+and the gateway begins none before it has accepted a request."""

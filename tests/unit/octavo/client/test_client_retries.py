@@ -1,0 +1,136 @@
+"""What gRPC sends again by itself, and what it never does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import grpc
+import pytest
+from client_fakes import NO_EXECUTOR, STARTED, TIMEOUT, Face, answer, deltas_of, fail, reply, serving
+
+from octavo.client import (
+    AdminClient,
+    Client,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from octavo.client.client_rpcs import SERVICE_CONFIG
+from octavo.rpc.limits import MAX_MESSAGE_BYTES
+from octavo.v1 import admin_pb2
+from octavo.v1 import inference_pb2 as pb
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+def test_two_refusals_then_a_stream(face: Face) -> None:
+    """UNAVAILABLE before any headers is tried again; the caller sees one whole stream."""
+    refuse = fail(UNAVAILABLE, *NO_EXECUTOR)
+    with serving(refuse, refuse, answer("a", "b")) as gateway:
+        deltas, stream = face.read(gateway.address, "x")
+    assert [delta.text for delta in deltas] == ["a", "b"]
+    assert stream.usage.completion_tokens == 2
+    assert len(gateway.requests) == 3
+    assert gateway.requests[0] == gateway.requests[2]
+
+
+def test_two_refusals_then_a_completion(face: Face) -> None:
+    """The same for a call with one answer."""
+    refuse = fail(UNAVAILABLE, *NO_EXECUTOR)
+    with serving(refuse, refuse, reply(pb.TokenizeResponse(token_ids=[3]))) as gateway:
+        assert face.call(gateway.address, "tokenize", "x") == [3]
+    assert len(gateway.requests) == 3
+
+
+def test_no_second_call_once_accepted(face: Face) -> None:
+    """After Started the request was accepted, so the failure is the caller's to judge."""
+    started = [pb.GenerateResponse(started=STARTED)]
+    with serving(fail(UNAVAILABLE, "SHUTTING_DOWN", "the gateway stops", after=started)) as gateway:
+        with pytest.raises(UnavailableError, match="the gateway stops"):
+            face.read(gateway.address, "x")
+    assert len(gateway.requests) == 1
+
+
+def test_no_second_call_after_a_token(face: Face) -> None:
+    """After a delta a second call could repeat it: delta and error reach the caller, the server sees one call."""
+    refuse = fail(UNAVAILABLE, "SHUTTING_DOWN", "the gateway stops", after=list(deltas_of(["a", "b"])))
+    with serving(refuse) as gateway:
+        texts = []
+        with pytest.raises(UnavailableError, match="the gateway stops"):
+            face.read(gateway.address, "x", into=texts)
+    assert texts == ["a", "b"]
+    assert len(gateway.requests) == 1
+
+
+def test_refusals_end_with_the_last_error(face: Face) -> None:
+    """A gateway that refuses for good is asked as often as the policy says, and its own words reach the caller."""
+    with serving(fail(UNAVAILABLE, *NO_EXECUTOR, retry_delay=1.5)) as gateway:
+        with pytest.raises(UnavailableError, match=r"no executor is ready for the model \(try again in 1.5 s\)") as raised:
+            face.call(gateway.address, "tokenize", "x")
+    assert (raised.value.reason, raised.value.retry_delay) == ("NO_EXECUTOR", 1.5)
+    assert len(gateway.requests) == SERVICE_CONFIG["methodConfig"][0]["retryPolicy"]["maxAttempts"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error_class"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidArgumentError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
+    ],
+)
+def test_other_errors_are_not_tried_again(face: Face, code: grpc.StatusCode, error_class: type[Exception]) -> None:
+    """A wrong request stays wrong, and a full cell is not asked again at once."""
+    with serving(fail(code, "R", "no")) as gateway:
+        with pytest.raises(error_class):
+            face.call(gateway.address, "tokenize", "x")
+    assert len(gateway.requests) == 1
+
+
+def test_a_long_prompt_is_tried_again_too(face: Face) -> None:
+    """gRPC's own buffer for retries would silently exclude prompts over 256 KiB."""
+    prompt = "a" * (1 << 20)
+    with serving(fail(UNAVAILABLE, *NO_EXECUTOR), answer("b")) as gateway:
+        deltas, _ = face.read(gateway.address, prompt)
+    assert [delta.text for delta in deltas] == ["b"]
+    assert len(gateway.requests) == 2
+
+
+def test_limits_are_those_of_every_hop(face: Face) -> None:
+    """An answer beyond gRPC's own 4 MiB passes."""
+    large = "a" * (8 << 20)
+    assert len(large) < MAX_MESSAGE_BYTES
+    with serving(reply(pb.DetokenizeResponse(text=large))) as gateway:
+        assert face.call(gateway.address, "detokenize", [1]) == large
+
+
+def test_a_cancel_is_never_sent_twice() -> None:
+    """Sent again after a lost answer it would report that there is no such request; a load can be asked for again."""
+    with serving(fail(UNAVAILABLE, "NO_SCHEDULER", "no"), reply(admin_pb2.CancelRequestResponse())) as gateway:
+        with AdminClient(gateway.address) as client, pytest.raises(UnavailableError):
+            client.cancel_request("g-1")
+    assert len(gateway.requests) == 1
+    with serving(fail(UNAVAILABLE, "NO_SCHEDULER", "no"), reply(admin_pb2.GetLoadResponse(term=4))) as gateway:
+        with AdminClient(gateway.address) as client:
+            assert client.get_load().term == 4
+
+
+def test_a_gateway_that_comes_up_meanwhile_is_found() -> None:
+    """A refused connection is tried again as well: the restart of a gateway is no error."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        refused = threading.Event()
+        got: list[list[int]] = []
+
+        def ask() -> None:
+            with Client(f"127.0.0.1:{port}") as client:
+                refused.set()
+                got.append(client.tokenize("x"))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert refused.wait(TIMEOUT)
+    with serving(reply(pb.TokenizeResponse(token_ids=[3])), port=port):
+        thread.join(TIMEOUT)
+    assert got == [[3]]

@@ -1,0 +1,162 @@
+"""Tokens, models and the operator's API, with either client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from client_fakes import Face, fail, model, reply, request_info, serving
+
+from octavo.client import (
+    AdminClient,
+    AsyncAdminClient,
+    DefaultSampling,
+    ExecutorInfo,
+    Load,
+    Model,
+    NotFoundError,
+    RequestInfo,
+    RequestState,
+)
+from octavo.client.client_rpcs import ALL_RPCS
+from octavo.v1 import admin_pb2, inference_pb2, model_pb2
+from octavo.v1 import inference_pb2 as pb
+
+
+@pytest.fixture(params=[AdminClient, AsyncAdminClient])
+def admin(request: pytest.FixtureRequest) -> Any:
+    """Make one call of the operator's API, with either client."""
+
+    def call(address: str, method: str, *args: Any) -> Any:
+        if request.param is AdminClient:
+            with AdminClient(address) as client:
+                return getattr(client, method)(*args)
+
+        async def call_async() -> Any:
+            async with AsyncAdminClient(address) as client:
+                return await getattr(client, method)(*args)
+
+        return asyncio.run(call_async())
+
+    return call
+
+
+def test_rpcs_are_those_of_the_contracts() -> None:
+    """Path and messages of each rpc are the descriptors', and no rpc of the public contracts is left out."""
+    services = [
+        service
+        for file in (inference_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
+        for service in file.services_by_name.values()
+    ]
+    wanted = {
+        (f"/{service.full_name}/{method.name}", method.input_type.full_name, method.output_type.full_name)
+        for service in services
+        for method in service.methods
+    }
+    assert wanted == {
+        (rpc.path, rpc.request_type.DESCRIPTOR.full_name, rpc.response_type.DESCRIPTOR.full_name) for rpc in ALL_RPCS
+    }
+
+
+def test_tokenize_takes_text_and_chats(face: Face) -> None:
+    """The ids come back; what the caller leaves out is unset on the wire, false is a value."""
+    with serving(reply(pb.TokenizeResponse(token_ids=[4, 5]))) as gateway:
+        assert face.call(gateway.address, "tokenize", "") == [4, 5]
+        face.call(gateway.address, "tokenize", [{"role": "user", "content": "x"}], model="m", add_special_tokens=False)
+    chat = pb.ChatInput(messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="x")])
+    assert gateway.requests == [
+        pb.TokenizeRequest(text=""),
+        pb.TokenizeRequest(model="m", chat=chat, add_special_tokens=False),
+    ]
+    assert gateway.requests[0].WhichOneof("input") == "text"
+
+
+def test_detokenize_gives_the_text(face: Face) -> None:
+    """Ids go, text comes; false is a value."""
+    with serving(reply(pb.DetokenizeResponse(text="ab"))) as gateway:
+        assert face.call(gateway.address, "detokenize", [1, 2], skip_special_tokens=False) == "ab"
+    assert gateway.requests == [pb.DetokenizeRequest(token_ids=[1, 2], skip_special_tokens=False)]
+
+
+def test_list_models_reads_every_page(face: Face) -> None:
+    """The next page is asked for by its token until there is none."""
+    pages = (
+        model_pb2.ListModelsResponse(models=[model("a"), model("b")], next_page_token="b"),
+        model_pb2.ListModelsResponse(models=[model("c")]),
+    )
+    with serving(reply(*pages)) as gateway:
+        models = face.call(gateway.address, "list_models")
+    assert [each.name for each in models] == ["a", "b", "c"]
+    assert [request.page_token for request in gateway.requests] == ["", "b"]
+
+
+def test_get_model_tells_all_of_it(face: Face) -> None:
+    """Every field of the description comes across."""
+    with serving(reply(model_pb2.GetModelResponse(model=model("a")))) as gateway:
+        got = face.call(gateway.address, "get_model", "a")
+    assert got == Model("a", "abc", 64, 320, (2, 3), True, 1, DefaultSampling(0.5, 0.25, 4, 0.125, 1.5))
+    assert gateway.requests == [model_pb2.GetModelRequest(name="a")]
+
+
+def test_list_requests_reads_every_page(admin: Any) -> None:
+    """All pages, with times in seconds; a request without a deadline has None."""
+    without = request_info("r-2")
+    without.ClearField("remaining_deadline")
+    pages = (
+        admin_pb2.ListRequestsResponse(requests=[request_info("r-1")], next_page_token="t"),
+        admin_pb2.ListRequestsResponse(requests=[without]),
+    )
+    with serving(reply(*pages)) as gateway:
+        first, second = admin(gateway.address, "list_requests")
+    running = RequestState.RUNNING
+    assert first == RequestInfo("r-1", "mine", "m", "t", running, 3, 4, 1, 5, ("a:1", "b:2"), 1.5, 0.25)
+    assert (second.request_id, second.remaining_deadline) == ("r-2", None)
+    assert [request.page_token for request in gateway.requests] == ["", "t"]
+
+
+def test_a_state_of_a_later_version_is_unknown(admin: Any) -> None:
+    """A new state in the contract breaks no old client."""
+    info = request_info("r")
+    info.state = 77  # type: ignore[assignment]
+    with serving(reply(admin_pb2.ListRequestsResponse(requests=[info]))) as gateway:
+        (got,) = admin(gateway.address, "list_requests")
+    assert got.state is RequestState.UNKNOWN
+
+
+def test_get_load_tells_all_of_it(admin: Any) -> None:
+    """Every field of the load comes across."""
+    executor = admin_pb2.ExecutorInfo(
+        address="e:1",
+        incarnation="ff",
+        model="m",
+        running_sequences=1,
+        steps_in_flight=2,
+        steps=3,
+        total_blocks=4,
+        free_blocks=5,
+    )
+    load = admin_pb2.GetLoadResponse(
+        term=1,
+        live_requests=2,
+        waiting_sequences=3,
+        running_sequences=4,
+        preemptions=5,
+        gateways=6,
+        executors=[executor],
+    )
+    with serving(reply(load)) as gateway:
+        assert admin(gateway.address, "get_load") == Load(
+            1, 2, 3, 4, 5, 6, (ExecutorInfo("e:1", "ff", "m", 1, 2, 3, 4, 5),)
+        )
+
+
+def test_cancel_request_names_the_request(admin: Any) -> None:
+    """The id travels; a request that is not live is NotFoundError."""
+    with serving(reply(admin_pb2.CancelRequestResponse())) as gateway:
+        assert admin(gateway.address, "cancel_request", "g-1") is None
+    assert gateway.requests == [admin_pb2.CancelRequestRequest(request_id="g-1")]
+    with serving(fail(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", "no live request g-1")) as gateway:
+        with pytest.raises(NotFoundError, match="no live request g-1"):
+            admin(gateway.address, "cancel_request", "g-1")
