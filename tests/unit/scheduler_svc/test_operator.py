@@ -75,8 +75,7 @@ async def test_a_lost_gateways_request_is_ended_and_the_gateway_told_when_it_is_
         last = gateway.highest_sequence
         welcome = await gateway.attach(live=[1])
         assert list(welcome.unknown_requests) == []
-        await gateway.until(lambda: gateway.frames[-1].finished.sequence == last)
-        assert gateway.redelivered > 0
+        await gateway.until(lambda: [frame.finished.sequence for frame in gateway.frames].count(last) == 2)
         assert ending(gateway.outcomes[1]) == BY_OPERATOR
         tokens = gateway.outcomes[1].tokens[0]
         assert tokens == expected_tokens(PROMPT, len(tokens))
