@@ -8,6 +8,7 @@ import grpc.aio
 
 from octavo.bench.records import BenchError, BenchRequest, Record, RequestFailed
 from octavo.bench.target import Clock, GenerationOptions, TargetInfo
+from octavo.client.errors import START_HINT
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import ServiceError, from_rpc_error
 from octavo.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
@@ -131,10 +132,12 @@ class GrpcTarget:
         models = {model.name: model for model in answer.models}
         wanted = self._options.model or (next(iter(models)) if len(models) == 1 else "")
         if wanted not in models:
-            raise BenchError(f"--model: {address} serves {', '.join(models) or 'nothing'}; name one of these")
+            raise BenchError(f"--model: {address} serves {', '.join(models) or 'nothing'}: name one of these")
         model: model_pb2.Model = models[wanted]
         if not model.ready_executors:
-            raise BenchError(f"{address} has no executor ready for {model.name}: wait for it, then repeat")
+            raise BenchError(
+                f"{address} has no executor ready for {model.name}", "it may be starting: wait for it, then repeat"
+            )
         if self._options.is_chat and not model.supports_chat:
             raise BenchError(f"--api chat: {model.name} has no chat template; use --api completions")
         return model
@@ -143,7 +146,7 @@ class GrpcTarget:
 def _unusable(address: str, error: ServiceError) -> BenchError:
     if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return BenchError(
-            f"no gateway answers at {address} ({error.message}): start one with `octavo up MODEL`, or say where it is "
-            "with --address HOST:PORT"
+            f"no gateway answers at {address} ({error.code.name})",
+            f"{START_HINT}, --address HOST:PORT names another place",
         )
     return BenchError(f"{address} cannot be measured: {error.code.name}: {error.message}")

@@ -34,7 +34,8 @@ money seen car morning river lamp island harbour winter stone letter window brid
 """.split()  # noqa: SIM905 - prose reads better as prose
 _CUMULATIVE_WEIGHTS = list(accumulate(1.0 / (rank + 3) for rank in range(len(_WORDS))))
 _POOL_WORDS = 12_000
-_SEGMENT_TOKENS = (8, 24)
+_SEGMENT_TOKENS = (4, 12)
+"""Shorter than a KV block, so that two prompts share one only if two stretches in a row are the same by chance."""
 _FIT_WORDS = (40, 440)
 _TOKENS_PER_WORD = 1.3
 """Of English with its full stops, for a server that does not count; a common figure for today's vocabularies."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from octavo.bench.figures import Distribution, Figures
 from octavo.bench.session import Outcome
 from octavo.terminal.style import printable
@@ -43,6 +45,9 @@ def notes_on(outcome: Outcome) -> list[str]:
             f"stopped early: the figures are of the {figures.num_ok + figures.num_failed} requests that had ended; "
             f"{figures.num_cancelled} live ones were cancelled"
         )
+    num_cpus, load = len(os.sched_getaffinity(0)), outcome.load_average[0]
+    if load > num_cpus:
+        notes.append(f"this machine was busy before the run: a load average of {load:.1f} on {num_cpus} CPUs")
     if figures.lag is not None and figures.lag.p99 > LAG_LIMIT:
         notes.append(
             f"the generator fell behind its own schedule: p99 {_ms(figures.lag.p99)} ms, at worst "

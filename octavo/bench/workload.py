@@ -129,12 +129,12 @@ def build_workload(plan: WorkloadPlan, prompts: PromptMaker) -> Workload:
         raise BenchError(
             f"no request arrives within {plan.duration:g} s at {plan.rate:g} a second: raise --rate or --duration"
         )
-    lengths, texts = random.Random(f"{plan.seed}/lengths"), random.Random(f"{plan.seed}/prompts")
     measured = []
-    for entry, arrival in zip(entries, arrivals, strict=True):
-        # Drawn for every request, used or not: a file's line changes its own request and no later one.
-        drawn_input, drawn_output = plan.input_tokens.draw(lengths), plan.output_tokens.draw(lengths)
-        prompt = entry.prompt if entry.prompt is not None else prompts.make(texts, entry.prompt_tokens or drawn_input)
+    for index, (entry, arrival) in enumerate(zip(entries, arrivals, strict=True)):
+        # Of its own generator, and drawn whether used or not: what a file says of a request changes no other one.
+        own = random.Random(f"{plan.seed}/{index}")
+        drawn_input, drawn_output = plan.input_tokens.draw(own), plan.output_tokens.draw(own)
+        prompt = entry.prompt if entry.prompt is not None else prompts.make(own, entry.prompt_tokens or drawn_input)
         measured.append(BenchRequest(prompt, entry.max_tokens or drawn_output, arrival))
     # Of their own stream and text: what warms the server must not fill its prefix cache with what is measured.
     generator = random.Random(f"{plan.seed}/warmup")
