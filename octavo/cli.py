@@ -15,6 +15,7 @@ from octavo.commands import (
     completion,
     demo,
     doctor,
+    health,
     load,
     prepare,
     pull,

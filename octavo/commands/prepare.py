@@ -27,11 +27,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="where to write; give this folder as --model then [default: octavo/ in the folder, STEM.octavo/ beside "
         "the file]",
     )
+    parser.add_argument(
+        "--if-needed",
+        action="store_true",
+        help="fetch and prepare only what never was: a model that is whole is left as it is, and no network is asked",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepare. Raises ModelError."""
+    """Prepare. Raises ModelError, CommandError."""
+    if args.if_needed:
+        from octavo.models.pull import ensure_prepared
+        from octavo.terminal.errors import CommandError
+
+        if args.output is not None:
+            raise CommandError("--if-needed looks in the usual place only", "leave out --output")
+        model = ensure_prepared(args.model)
+        print(f"{model.name} is prepared in {model.path}, revision {model.revision[:12]}")
+        return 0
     from octavo.models.prepare import prepare
 
     prepare(args.model, args.output)
