@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         requests,
         cancel,
         load,
+        health,
         bench,
         doctor,
         completion,
