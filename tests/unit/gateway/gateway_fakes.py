@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from gateway_page import check_requests_balance
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from metrics_page import Page, check_requests_balance, scrape
+from metrics_page import Page, scrape
 
 from gateway.scheduler_client import Backoff
 from gateway.server import GatewayServer
@@ -308,7 +309,7 @@ class Stack:
 
     async def scrape(self) -> Page:
         """Return the gateway's metrics page; its requests balance."""
-        page = await scrape(f"127.0.0.1:{self.gateway.metrics_port}")
+        page = await scrape(self.gateway.metrics_port)
         check_requests_balance(page)
         return page
 
