@@ -23,6 +23,7 @@ class AsyncConnection:
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
+        self._calls: set[Any] = set()
         self._is_closed = False
 
     @property
@@ -40,7 +41,7 @@ class AsyncConnection:
         Raises ServiceError.
         """
         channel = await self._open_channel()
-        call: Any = channel.unary_unary(rpc.path, *_codecs(rpc))(request, timeout=timeout)
+        call = self._keep(channel.unary_unary(rpc.path, *_codecs(rpc))(request, timeout=timeout))
         try:
             answer: ResponseT = await call
             return answer
@@ -58,14 +59,22 @@ class AsyncConnection:
     async def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
         """Ask and return grpc's call, to be read. Raises ServiceError where nobody can be found."""
         channel = await self._open_channel()
-        return channel.unary_stream(rpc.path, *_codecs(rpc))(request, timeout=timeout)
+        return self._keep(channel.unary_stream(rpc.path, *_codecs(rpc))(request, timeout=timeout))
 
     async def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""
         self._is_closed = True
         channel, self._channel = self._channel, None
         if channel is not None:
+            for call in list(self._calls):
+                call.cancel()
             await channel.close()
+
+    def _keep(self, call: Any) -> Any:
+        """Remember a call until it has ended: closing a channel of grpc's does not end every call on it."""
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
 
     async def _open_channel(self) -> grpc.aio.Channel:
         async with self._lock:

@@ -23,7 +23,7 @@ from octavo.rpc.limits import SERVER_OPTIONS
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc, model_pb2, model_pb2_grpc
 from octavo.v1 import inference_pb2 as pb
 
-TIMEOUT = 20.0
+TIMEOUT = 10.0
 STARTED = pb.Started(request_id="g-1", model="m", model_revision="r", seed=7, prompt_tokens=3, max_tokens=9)
 NO_EXECUTOR = ("NO_EXECUTOR", "no executor is ready for the model")
 
@@ -44,12 +44,10 @@ class Call:
         self._context.set_trailing_metadata((("grpc-status-details-bin", to_rpc_status(error).SerializeToString()),))
         self._context.abort(error.code, error.message)
 
-    def wait_cut(self) -> None:
-        """Wait until the client has ended the call."""
-        cut = threading.Event()
-        if self._context.add_callback(cut.set):
-            cut.wait(TIMEOUT)
-        self.gateway.ended.set()
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the call has ended, at once where it has."""
+        if not self._context.add_callback(callback):
+            callback()
 
 
 Behaviour = Callable[[Call], Iterator[Any]]
@@ -67,6 +65,20 @@ class FakeGateway:
         self.ended = threading.Event()
         """A hanging call has ended."""
         self.address = ""
+        self._changed = threading.Condition()
+        self._num_ended = 0
+
+    def note_end(self) -> None:
+        """Take note of the end of a hanging call."""
+        with self._changed:
+            self._num_ended += 1
+            self._changed.notify_all()
+        self.ended.set()
+
+    def wait_all_ended(self) -> bool:
+        """Wait until no call is in its handler; for a gateway that only hangs. False after TIMEOUT."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_ended == len(self.requests), TIMEOUT)
 
     def answers(self, request: Any, context: Any) -> Iterator[Any]:
         """Serve one call."""
@@ -77,7 +89,7 @@ class FakeGateway:
 
     def answer(self, request: Any, context: Any) -> Any:
         """Serve one call that has one answer."""
-        return next(self.answers(request, context), None)
+        return next(self.answers(request, context), pb.Usage())  # a call that was cut is answered to nobody
 
     def __getattr__(self, name: str) -> Any:
         if not name[:1].isupper():  # an rpc has a name like Generate
@@ -132,8 +144,12 @@ def hang(*words: str) -> Behaviour:
     """Stream some words, then wait until the call is cut."""
 
     def behave(call: Call) -> Iterator[Any]:
+        cut = threading.Event()
+        # grpc does not go on with the iterator of a call that was cut while it wrote.
+        call.when_ended(call.gateway.note_end)
+        call.when_ended(cut.set)
         yield from deltas_of(words)
-        call.wait_cut()
+        cut.wait(TIMEOUT)
 
     return behave
 

@@ -41,7 +41,9 @@ def closed_port() -> Iterator[int]:
 def test_each_code_has_its_class(face: Face, code: grpc.StatusCode) -> None:
     """A status becomes the class of the table, else ServiceError itself, with everything that the peer told."""
     violations = (FieldViolation("n", "must be 1"),)
-    refuse = fail(code, "SOME_REASON", "because", after=list(deltas_of("a")), metadata={"k": "v"}, violations=violations)
+    refuse = fail(
+        code, "SOME_REASON", "because", after=list(deltas_of("a")), metadata={"k": "v"}, violations=violations
+    )
     with serving(refuse) as gateway, pytest.raises(ServiceError, match="because") as raised:
         face.read(gateway.address, "x")
     error = raised.value
@@ -72,7 +74,10 @@ def test_a_refused_connection_says_where_and_what_to_do(face: Face, closed_port:
 
 def test_the_admin_port_is_called_so(closed_port: int) -> None:
     """Operators are told which of the two ports does not answer."""
-    with AdminClient(f"127.0.0.1:{closed_port}") as client, pytest.raises(UnavailableError, match="gateway's admin port"):
+    with (
+        AdminClient(f"127.0.0.1:{closed_port}") as client,
+        pytest.raises(UnavailableError, match="gateway's admin port"),
+    ):
         client.get_load()
 
 
@@ -96,7 +101,9 @@ def test_a_timeout_says_how_long_it_was(face: Face) -> None:
 
 def test_an_operators_cancel_is_told_from_a_cancelled_task(face: Face) -> None:
     """CANCELLED by the server is an error of ours with its reason, and no asyncio.CancelledError."""
-    refuse = fail(grpc.StatusCode.CANCELLED, "CANCELLED_BY_OPERATOR", "an operator ended the request", after=list(deltas_of("a")))
+    refuse = fail(
+        grpc.StatusCode.CANCELLED, "CANCELLED_BY_OPERATOR", "an operator ended the request", after=list(deltas_of("a"))
+    )
     with serving(refuse) as gateway, pytest.raises(RequestCancelledError, match="operator") as raised:
         face.read(gateway.address, "x")
     assert raised.value.reason == "CANCELLED_BY_OPERATOR"
@@ -131,7 +138,7 @@ async def test_a_connection_that_breaks_after_a_token_is_told_as_such() -> None:
             await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
 
         listener = await asyncio.start_server(relay, "127.0.0.1", 0)
-        address = "127.0.0.1:{}".format(listener.sockets[0].getsockname()[1])
+        address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         async with listener, AsyncClient(address) as client:
             stream = client.generate("x", timeout=20)
             texts = []

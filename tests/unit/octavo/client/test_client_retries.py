@@ -66,7 +66,9 @@ def test_no_second_call_after_a_token(face: Face) -> None:
 def test_refusals_end_with_the_last_error(face: Face) -> None:
     """A gateway that refuses for good is asked as often as the policy says, and its own words reach the caller."""
     with serving(fail(UNAVAILABLE, *NO_EXECUTOR, retry_delay=1.5)) as gateway:
-        with pytest.raises(UnavailableError, match=r"no executor is ready for the model \(try again in 1.5 s\)") as raised:
+        with pytest.raises(
+            UnavailableError, match=r"no executor is ready for the model \(try again in 1.5 s\)"
+        ) as raised:
             face.call(gateway.address, "tokenize", "x")
     assert (raised.value.reason, raised.value.retry_delay) == ("NO_EXECUTOR", 1.5)
     assert len(gateway.requests) == SERVICE_CONFIG["methodConfig"][0]["retryPolicy"]["maxAttempts"]
@@ -81,9 +83,8 @@ def test_refusals_end_with_the_last_error(face: Face) -> None:
 )
 def test_other_errors_are_not_tried_again(face: Face, code: grpc.StatusCode, error_class: type[Exception]) -> None:
     """A wrong request stays wrong, and a full cell is not asked again at once."""
-    with serving(fail(code, "R", "no")) as gateway:
-        with pytest.raises(error_class):
-            face.call(gateway.address, "tokenize", "x")
+    with serving(fail(code, "R", "no")) as gateway, pytest.raises(error_class):
+        face.call(gateway.address, "tokenize", "x")
     assert len(gateway.requests) == 1
 
 
