@@ -38,7 +38,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *MESSAGE_OPTIONS,
     *KEEPALIVE_OPTIONS,
     # Accept the keepalive pings that our own channels and common proxies send.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_SECONDS * 1000 // 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", _PING_SECONDS * 1000 // 2),
     # Two servers on one port would each take a share of the calls; the second must fail to start instead.
     ("grpc.so_reuseport", 0),
 )
