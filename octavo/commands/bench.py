@@ -182,11 +182,10 @@ def _settings(args: argparse.Namespace) -> BenchSettings:
 def _check_outputs(args: argparse.Namespace) -> None:
     """Find out before the run what would lose its results after it. Raises BenchError."""
     from octavo.bench.records import BenchError
-    from octavo.terminal.packages import requirement_for
 
     for flag, needed, package in (("--url", args.url, "httpx"), ("--png", args.png, "matplotlib")):
         if needed and importlib.util.find_spec(package) is None:
-            raise BenchError(f"{flag} needs {package}, which is not installed: {requirement_for(package)}")
+            raise BenchError(f'{flag} needs {package}, which is not installed: pip install "octavo[bench]"')
     for flag, path in (("--json", args.json), ("--png", args.png)):
         if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
             raise BenchError(f"{flag}: cannot write {path}: choose a file in a folder that exists and is writable")

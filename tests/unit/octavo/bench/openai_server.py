@@ -56,6 +56,8 @@ class OpenAiServer:
     url: str = ""
     answer: Answer = field(default_factory=Answer)
     models: Answer = field(default_factory=lambda: Answer([MODELS], content_type="application/json"))
+    count: Answer | None = None
+    """What a request without streaming gets; None: `answer` too."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     client_left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,11 +76,18 @@ class OpenAiServer:
                 self.requests.append((head[0].rsplit(" ", 1)[0], headers))
                 if body:
                     self.bodies.append(json.loads(body))
-                if not await self._send(self.answer if body else self.models, reader, writer):
+                if not await self._send(self._answer_to(body), reader, writer):
                     break
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
+
+    def _answer_to(self, body: bytes) -> Answer:
+        if not body:
+            return self.models
+        if not json.loads(body)["stream"]:
+            return self.count if self.count is not None else self.answer
+        return self.answer
 
     async def _send(self, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = f"HTTP/1.1 {answer.status}\r\ncontent-type: {answer.content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
