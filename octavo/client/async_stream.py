@@ -84,7 +84,7 @@ class AsyncGenerateStream(StreamResults):
             self._has_ended = True
             raise error_from(error, self._call_info()) from None
         except asyncio.CancelledError:
-            # Cancelling a task that reads can leave grpc's call alive, so the call itself is cancelled.
+            # grpc ends the call of a cancelled task in most states and promises it for none.
             self.cancel()
             if is_being_cancelled():
                 raise

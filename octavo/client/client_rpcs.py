@@ -74,5 +74,5 @@ SERVICE_CONFIG: dict[str, Any] = {
         }
     ]
 }
-"""gRPC never sends a call again once a message of its answer has come, or its headers alone. The gateway sends both with
-the first event of an accepted request, so a call that has given its caller a token is never repeated."""
+"""gRPC never sends a call again once its answer has begun. The gateway begins with the first event of an accepted
+request, so a call that has given its caller a token is never repeated."""

@@ -46,9 +46,9 @@ def test_two_refusals_then_a_completion(face: Face) -> None:
 def test_no_second_call_once_accepted(face: Face) -> None:
     """After Started the request was accepted, so the failure is the caller's to judge."""
     started = [pb.GenerateResponse(started=STARTED)]
-    with serving(fail(UNAVAILABLE, "SHUTTING_DOWN", "the gateway stops", after=started)) as gateway:
-        with pytest.raises(UnavailableError, match="the gateway stops"):
-            face.read(gateway.address, "x")
+    refuse = fail(UNAVAILABLE, "SHUTTING_DOWN", "the gateway stops", after=started)
+    with serving(refuse) as gateway, pytest.raises(UnavailableError, match="the gateway stops"):
+        face.read(gateway.address, "x")
     assert len(gateway.requests) == 1
 
 
@@ -65,11 +65,10 @@ def test_no_second_call_after_a_token(face: Face) -> None:
 
 def test_refusals_end_with_the_last_error(face: Face) -> None:
     """A gateway that refuses for good is asked as often as the policy says, and its own words reach the caller."""
-    with serving(fail(UNAVAILABLE, *NO_EXECUTOR, retry_delay=1.5)) as gateway:
-        with pytest.raises(
-            UnavailableError, match=r"no executor is ready for the model \(try again in 1.5 s\)"
-        ) as raised:
-            face.call(gateway.address, "tokenize", "x")
+    refuse = fail(UNAVAILABLE, *NO_EXECUTOR, retry_delay=1.5)
+    words = r"no executor is ready for the model \(try again in 1.5 s\)"
+    with serving(refuse) as gateway, pytest.raises(UnavailableError, match=words) as raised:
+        face.call(gateway.address, "tokenize", "x")
     assert (raised.value.reason, raised.value.retry_delay) == ("NO_EXECUTOR", 1.5)
     assert len(gateway.requests) == SERVICE_CONFIG["methodConfig"][0]["retryPolicy"]["maxAttempts"]
 
@@ -107,13 +106,13 @@ def test_limits_are_those_of_every_hop(face: Face) -> None:
 
 def test_a_cancel_is_never_sent_twice() -> None:
     """Sent again after a lost answer it would report that there is no such request; a load can be asked for again."""
-    with serving(fail(UNAVAILABLE, "NO_SCHEDULER", "no"), reply(admin_pb2.CancelRequestResponse())) as gateway:
-        with AdminClient(gateway.address) as client, pytest.raises(UnavailableError):
+    refuse = fail(UNAVAILABLE, "NO_SCHEDULER", "no scheduler is connected")
+    with serving(refuse, reply(admin_pb2.CancelRequestResponse())) as gateway, AdminClient(gateway.address) as client:
+        with pytest.raises(UnavailableError):
             client.cancel_request("g-1")
-    assert len(gateway.requests) == 1
-    with serving(fail(UNAVAILABLE, "NO_SCHEDULER", "no"), reply(admin_pb2.GetLoadResponse(term=4))) as gateway:
-        with AdminClient(gateway.address) as client:
-            assert client.get_load().term == 4
+        assert len(gateway.requests) == 1
+    with serving(refuse, reply(admin_pb2.GetLoadResponse(term=4))) as gateway, AdminClient(gateway.address) as client:
+        assert client.get_load().term == 4
 
 
 def test_a_gateway_that_comes_up_meanwhile_is_found() -> None:

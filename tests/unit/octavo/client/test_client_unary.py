@@ -157,6 +157,6 @@ def test_cancel_request_names_the_request(admin: Any) -> None:
     with serving(reply(admin_pb2.CancelRequestResponse())) as gateway:
         assert admin(gateway.address, "cancel_request", "g-1") is None
     assert gateway.requests == [admin_pb2.CancelRequestRequest(request_id="g-1")]
-    with serving(fail(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", "no live request g-1")) as gateway:
-        with pytest.raises(NotFoundError, match="no live request g-1"):
-            admin(gateway.address, "cancel_request", "g-1")
+    refuse = fail(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", "no live request g-1")
+    with serving(refuse) as gateway, pytest.raises(NotFoundError, match="no live request g-1"):
+        admin(gateway.address, "cancel_request", "g-1")
