@@ -17,7 +17,7 @@ _CORE = Path(cygrpc.__file__).read_bytes()
 )
 def test_grpc_knows_every_option(name: str) -> None:
     """gRPC ignores an option that it does not know, without a word: a misspelt one would hold nobody to anything."""
-    assert b"\0" + name.encode() + b"\0" in _CORE
+    assert name.encode() + b"\0" in _CORE
 
 
 def test_servers_bear_the_pings_that_channels_send() -> None:
