@@ -99,13 +99,13 @@ class GatewayServer:
         Raises PortTakenError; nothing listens then.
         """
         async with contextlib.AsyncExitStack() as started:
-            self._metrics.start()
-            started.push_async_callback(self._metrics.stop)
+            with _flag_named("--port"):
+                await self._rpc.start(INFERENCE_SERVICE, MODEL_SERVICE)
+            started.push_async_callback(self._rpc.stop, 0)
             with _flag_named("--admin-port"):
                 await self._admin.start(ADMIN_SERVICE)
             started.push_async_callback(self._admin.stop, 0)
-            with _flag_named("--port"):
-                await self._rpc.start(INFERENCE_SERVICE, MODEL_SERVICE)
+            self._metrics.start()
             started.pop_all()
         await self._rpc.health.set(MODEL_SERVICE, True)
         self._scheduler.start()
@@ -151,7 +151,8 @@ def _flag_named(flag: str) -> Iterator[None]:
     try:
         yield
     except PortTakenError as error:
-        raise PortTakenError(f"{error}: choose another port with {flag} (0 picks a free one)") from error
+        message = f"{error}: choose another port with {flag} (0 picks a free one), or another address with --bind"
+        raise PortTakenError(message) from error
 
 
 async def _publish_health(health: HealthBoard, admin: HealthBoard, models: ServedModels, cell: Cell) -> None:

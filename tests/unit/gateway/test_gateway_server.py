@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,19 +19,22 @@ import grpc
 import grpc.aio
 import pytest
 from gateway_fakes import TIMEOUT, FakeScheduler, Stack, pool_of, running_stack, text_of
+from gateway_page import endings_of
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prepared_samples import MakePrepared
 
+from gateway import server
 from gateway.scheduler_client import Backoff
-from gateway.server import INFERENCE_SERVICE, MODEL_SERVICE, GatewayServer
+from gateway.server import ADMIN_SERVICE, INFERENCE_SERVICE, MODEL_SERVICE, GatewayServer
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import from_rpc_error
+from octavo.rpc.server import PortTakenError
 from octavo.settings import GatewaySettings
-from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -81,19 +86,25 @@ async def test_before_any_scheduler(prepared: PreparedModel) -> None:
 
 
 @pytest.mark.asyncio
-async def test_reflection_lists_the_public_services(prepared: PreparedModel) -> None:
+async def test_reflection_lists_the_services_of_each_port(prepared: PreparedModel) -> None:
     """A client without our protos can find the services and the descriptor of their messages."""
     async with running_stack(prepared) as stack:
-        call = reflection_pb2_grpc.ServerReflectionStub(stack.channel).ServerReflectionInfo()
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        names = {service.name for service in (await call.read()).list_services_response.service}
-        assert {INFERENCE_SERVICE, MODEL_SERVICE, "grpc.health.v1.Health"} <= names
-        symbol = "octavo.v1.GenerateRequest"
-        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
-        files = (await call.read()).file_descriptor_response.file_descriptor_proto
-        parsed = [descriptor_pb2.FileDescriptorProto.FromString(file) for file in files]
-        assert "octavo/v1/inference.proto" in {file.name for file in parsed}
-        call.cancel()
+        for channel, services, symbol, wanted in (
+            (stack.channel, {INFERENCE_SERVICE, MODEL_SERVICE}, "octavo.v1.GenerateRequest", "inference"),
+            (stack.admin_channel, {ADMIN_SERVICE}, "octavo.v1.RequestInfo", "admin"),
+        ):
+            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            names = {service.name for service in (await call.read()).list_services_response.service}
+            assert {name for name in names if not name.startswith("grpc.reflection.")} == {
+                *services,
+                "grpc.health.v1.Health",
+            }
+            await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+            files = (await call.read()).file_descriptor_response.file_descriptor_proto
+            parsed = [descriptor_pb2.FileDescriptorProto.FromString(file) for file in files]
+            assert f"octavo/v1/{wanted}.proto" in {file.name for file in parsed}
+            call.cancel()
 
 
 @pytest.mark.asyncio
@@ -166,6 +177,62 @@ async def test_stop_does_not_wait_for_a_client_that_does_not_read(prepared: Prep
             (cancel,) = await scheduler.wait_received("cancel")
             assert cancel.reason == scheduler_pb2.CANCEL_REASON_SHUTDOWN
             call.cancel()
+
+
+@pytest.mark.asyncio
+async def test_operators_see_a_gateway_that_stops(prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health says NOT_SERVING first; while streams are still ended operators are answered and the page can be read."""
+    async with running_stack(prepared, FakeScheduler(auto=False)) as stack:
+        await stack.wait_health(True, admin=True)
+        call = stack.inference.Generate(inference_pb2.GenerateRequest(text="the cat"))
+        await stack.scheduler.wait_received("submit")
+        is_over = asyncio.Event()
+        monkeypatch.setattr(server, "_STREAMS_END", TIMEOUT)
+        with monkeypatch.context() as held:
+            held.setattr(stack.gateway.live, "wait_empty", is_over.wait)
+            stopping = asyncio.create_task(stack.gateway.stop())
+            for admin in (False, True):
+                await stack.wait_health(False, admin=admin)
+        await stack.admin.GetLoad(admin_pb2.GetLoadRequest(), timeout=TIMEOUT)
+        await read_to_error(call)
+        page = await stack.scrape()
+        assert endings_of(page) == {("cancelled", "shutdown"): 1}
+        is_over.set()
+        await asyncio.wait_for(stopping, TIMEOUT)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stack.admin.GetLoad(admin_pb2.GetLoadRequest(), timeout=TIMEOUT)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", stack.gateway.metrics_port))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("field", ["port", "admin_port", "metrics_port"])
+async def test_taken_port(prepared: PreparedModel, field: str) -> None:
+    """A port that another has is said by the name of its flag, and the gateway leaves the other two as they were."""
+    with contextlib.ExitStack() as held:
+        ports = {}
+        for name in ("port", "admin_port", "metrics_port"):
+            listener = held.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            ports[name] = listener.getsockname()[1]
+            if name == field:
+                listener.listen()
+            else:
+                listener.close()
+        settings = GatewaySettings(model=prepared.name, scheduler="127.0.0.1:1", **ports)
+        gateway = GatewayServer(settings, [prepared], Backoff(0.01, 0.02))
+        with pytest.raises(PortTakenError, match=f"--{field.replace('_', '-')} "):
+            await gateway.start()
+        for name, port in ports.items():
+            if name != field:
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port))
+
+
+async def read_to_error(call: Any) -> None:
+    """Read the rest of a stream that must fail."""
+    with pytest.raises(grpc.aio.AioRpcError):
+        await read_to_end(call)
 
 
 async def read_to_end(call: Any) -> None:
