@@ -9,11 +9,14 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from executor_svc.models import ModelLoadError
-from executor_svc.server import serve
+from executor_svc.preload import preload_torch
+
+preload_torch()
+
 from octavo.models import ModelError
 from octavo.rpc.server import PortTakenError, run
 from octavo.rpc.settings import SettingsError, stop_with
+from octavo.rpc.stages import Stages, process_started
 from octavo.rpc.telemetry import configure_logging
 from octavo.settings import ExecutorSettings, load
 
@@ -22,8 +25,14 @@ def main() -> int:
     """Read the settings and run until told to stop."""
     settings = load(ExecutorSettings)
     configure_logging("executor", settings.log_level)
+    stages = Stages(process_started())
+    # Here and not above: what is wrong with a flag is said without waiting for torch.
+    from executor_svc.models import ModelLoadError
+    from executor_svc.server import serve
+
+    stages.done("imports")
     try:
-        return run(serve(settings))
+        return run(serve(settings, stages))
     except (ModelError, ModelLoadError, PortTakenError, SettingsError) as error:
         stop_with("executor", error)
 

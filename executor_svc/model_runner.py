@@ -32,6 +32,10 @@ from executor_svc.sequence_state import SequenceTable
 
 logger = logging.getLogger(__name__)
 
+WARM_UP_TOKENS = 16
+"""Tokens of the prompt that warms up. A longer one costs its own computing and saves nothing later: after this one the
+first step of 512 tokens takes as long as the next."""
+
 Bools = npt.NDArray[np.bool_]
 
 
@@ -67,13 +71,16 @@ class ModelRunner:
         return len(self._table)
 
     def warm_up(self) -> None:
-        """Run one prompt as long as a step allows, and one token after it. Raises RuntimeError where a step fails.
+        """Run a short prompt, and one token after it. Raises RuntimeError where a step fails.
 
-        It pays for what the first steps would: thread pools, code that is chosen or compiled by shape, memory pages.
+        It pays for what the first steps would: thread pools, and code that is chosen or set up at its first use.
         """
         limits = self._limits
         num_tokens = min(
-            limits.max_num_batched_tokens, limits.max_model_len - 2, (limits.num_blocks - 1) * limits.block_size - 1
+            WARM_UP_TOKENS,
+            limits.max_num_batched_tokens,
+            limits.max_model_len - 2,
+            (limits.num_blocks - 1) * limits.block_size - 1,
         )
         if num_tokens < 1:
             return

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
+import time
 from collections.abc import Awaitable
 
 import grpc
 import torch
+from prometheus_client import CollectorRegistry
 
 from executor_svc.batch import ExecutorInfo
 from executor_svc.capacity import Wanted, plan_limits
@@ -18,6 +21,7 @@ from executor_svc.fingerprint import fingerprint
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.memory import available_memory, default_kv_memory
+from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState
 from executor_svc.model_runner import ModelRunner
 from executor_svc.models import load_model
 from executor_svc.sampler import Sampler
@@ -26,8 +30,10 @@ from executor_svc.worker import Worker
 from octavo.internal.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
 from octavo.models import PreparedModel, open_prepared
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.metrics import MetricsServer
 from octavo.rpc.server import RpcServer, wait_for_signal
 from octavo.rpc.settings import SettingsError
+from octavo.rpc.stages import Stages
 from octavo.settings import ExecutorSettings
 
 logger = logging.getLogger(__name__)
@@ -47,11 +53,18 @@ EXIT_FAILED = 1
 class ExecutorServer:
     """One executor. `start` loads the model, then listens; `run` serves until told to stop."""
 
-    def __init__(self, settings: ExecutorSettings) -> None:
+    def __init__(self, settings: ExecutorSettings, stages: Stages | None = None) -> None:
+        """`stages`: of the start; without it the first begins now."""
         self._settings = settings
-        self._worker = Worker(check_invariants=settings.check_invariants)
+        self._stages = Stages() if stages is None else stages
+        registry = CollectorRegistry()
+        self._metrics_server = MetricsServer(registry, settings.bind, settings.metrics_port)
+        metrics = ExecutorMetrics(registry)
+        self._live_state = LiveState(self._has_session)
+        registry.register(self._live_state)
+        self._worker = Worker(on_answer=metrics.step_answered, check_invariants=settings.check_invariants)
         self._rpc = RpcServer(settings.bind, settings.port)
-        self._servicer: ExecutorService
+        self._servicer: ExecutorService | None = None
         self._watch: asyncio.Task[int]
 
     @property
@@ -59,8 +72,13 @@ class ExecutorServer:
         """The port in use, once started."""
         return self._rpc.port
 
+    @property
+    def metrics_port(self) -> int:
+        """The port of the metrics page, once started."""
+        return self._metrics_server.port
+
     async def start(self) -> None:
-        """Load, warm up, listen, and only then say SERVING.
+        """Load, warm up, listen, and only then say SERVING. The metrics page is there from the beginning.
 
         Raises SettingsError (a setting that does not fit), ModelError, ModelLoadError and PortTakenError; then
         nothing is left running.
@@ -71,19 +89,26 @@ class ExecutorServer:
         kernels = _kernels(settings.kernels)
         prepared = open_prepared(settings.model)
         prepared.check_weights()
-        runner = await self._worker.start(lambda: _load(settings, prepared, dtype, device, kernels))
-        try:
+        load = _Load(settings, prepared, dtype, device, kernels, self._stages)
+        async with contextlib.AsyncExitStack() as undo:
+            self._metrics_server.start()
+            undo.push_async_callback(self._metrics_server.stop)
+            runner = await self._worker.start(load)
+            undo.push_async_callback(self._worker.stop)
+            self._live_state.holdings = load.holdings
             info = _info(settings, prepared, dtype, runner)
-            self._servicer = ExecutorService(info, self._worker)
-            add_ExecutorServiceServicer_to_server(self._servicer, self._rpc.server)
+            servicer = self._servicer = ExecutorService(info, self._worker)
+            add_ExecutorServiceServicer_to_server(servicer, self._rpc.server)
             await self._rpc.start(SERVICE_NAME)
-        except BaseException:
-            await self._worker.stop()
-            raise
-        self._watch = asyncio.create_task(self._watch_worker())
+            undo.pop_all()
+        self._watch = asyncio.create_task(self._watch_worker(servicer))
         for name in ("", SERVICE_NAME):
             await self._rpc.health.set(name, True)
-        logger.info("executor serving", extra={"fields": _figures(settings, info, dtype, self.port)})
+        self._stages.done("listening")
+        figures = _figures(settings, info, dtype)
+        figures |= {"port": self.port, "metrics_port": self.metrics_port}
+        figures |= {"start_seconds": round(self._stages.seconds, 3)}
+        logger.info("executor serving", extra={"fields": figures})
 
     async def run(self, stop: Awaitable[object]) -> int:
         """Serve until `stop` is done or the device thread has died, then stop. Returns the exit code."""
@@ -96,26 +121,33 @@ class ExecutorServer:
             await self.stop()
 
     async def stop(self) -> None:
-        """Stop: NOT_SERVING first, then streams end with UNAVAILABLE, the device thread goes last."""
+        """Stop: NOT_SERVING first, then streams end with UNAVAILABLE, the device thread goes last, and then the page
+        that shows all of it.
+        """
+        assert self._servicer is not None  # start
         await self._rpc.health.drain()
         self._servicer.end_streams(_unavailable("STOPPING", "the executor is stopping"))
         await self._rpc.stop(STOP_GRACE)
         await self._worker.stop()
         await self._watch
+        await self._metrics_server.stop()
 
-    async def _watch_worker(self) -> int:
+    def _has_session(self) -> bool:
+        return self._servicer is not None and self._servicer.has_session
+
+    async def _watch_worker(self, servicer: ExecutorService) -> int:
         """Wait for the end of the device thread; if it died, say so. Returns the exit code that follows."""
         error = await self._worker.wait_ended()
         if error is None:
             return EXIT_OK
         await self._rpc.health.drain()
-        self._servicer.end_streams(_unavailable("DEVICE_FAILED", "the executor's device thread has died"))
+        servicer.end_streams(_unavailable("DEVICE_FAILED", "the executor's device thread has died"))
         return EXIT_FAILED
 
 
-async def serve(settings: ExecutorSettings) -> int:
+async def serve(settings: ExecutorSettings, stages: Stages) -> int:
     """Run an executor until SIGTERM or SIGINT. Returns the exit code."""
-    server = ExecutorServer(settings)
+    server = ExecutorServer(settings, stages)
     signalled = asyncio.ensure_future(wait_for_signal())
     start = asyncio.ensure_future(server.start())
     await asyncio.wait((signalled, start), return_when=asyncio.FIRST_COMPLETED)
@@ -148,31 +180,63 @@ def _kernels(name: str) -> KernelSet:
         raise SettingsError(f"--kernels {name}: {error}") from None
 
 
-def _load(
-    settings: ExecutorSettings, prepared: PreparedModel, dtype: torch.dtype, device: torch.device, kernels: KernelSet
-) -> ModelRunner:
-    """Load weights, take KV memory, warm up: on the device thread, whose thread pool is made here."""
-    torch.set_num_threads(_num_threads(settings))
-    model = load_model(prepared, dtype, device, kernels)
-    each_block = block_bytes(model.config, settings.block_size, dtype)
-    limits = plan_limits(
-        Wanted(
-            settings.block_size,
-            settings.max_num_seqs,
-            settings.max_num_batched_tokens,
-            settings.max_model_len,
-            settings.kv_memory,
-        ),
-        vocab_size=model.config.vocab_size,
-        max_position_embeddings=min(model.config.max_position_embeddings, prepared.max_position_embeddings),
-        block_bytes=each_block,
-        default_kv_memory=default_kv_memory(),
-    )
-    _warn_of_memory(limits.num_blocks * each_block)
-    kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)
-    runner = ModelRunner(model, kv_cache, Sampler(kernels), limits)
-    runner.warm_up()
-    return runner
+class _Load:
+    """Loads weights, takes KV memory, warms up: called once, on the device thread, whose thread pool is made here."""
+
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        prepared: PreparedModel,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: KernelSet,
+        stages: Stages,
+    ) -> None:
+        self._settings = settings
+        self._prepared = prepared
+        self._dtype = dtype
+        self._device = device
+        self._kernels = kernels
+        self._stages = stages
+        self._weights_bytes = 0
+        self.holdings: Holdings | None = None
+        """What has been loaded; None before that."""
+
+    def __call__(self) -> ModelRunner:
+        started = time.monotonic()
+        settings, dtype, device = self._settings, self._dtype, self._device
+        torch.set_num_threads(_num_threads(settings))
+        model = load_model(self._prepared, dtype, device, self._kernels, self._progress)
+        self._stages.done("weights")
+        each_block = block_bytes(model.config, settings.block_size, dtype)
+        limits = plan_limits(
+            Wanted(
+                settings.block_size,
+                settings.max_num_seqs,
+                settings.max_num_batched_tokens,
+                settings.max_model_len,
+                settings.kv_memory,
+            ),
+            vocab_size=model.config.vocab_size,
+            max_position_embeddings=min(model.config.max_position_embeddings, self._prepared.max_position_embeddings),
+            block_bytes=each_block,
+            default_kv_memory=default_kv_memory(),
+        )
+        kv_bytes = limits.num_blocks * each_block
+        _warn_of_memory(kv_bytes)
+        kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)
+        runner = ModelRunner(model, kv_cache, Sampler(self._kernels), limits)
+        runner.warm_up()
+        self._stages.done("warm-up")
+        # The null block is nobody's.
+        load_seconds = time.monotonic() - started
+        self.holdings = Holdings(self._weights_bytes, load_seconds, limits.num_blocks - 1, kv_bytes)
+        return runner
+
+    def _progress(self, done: int, total: int) -> None:
+        size = self._dtype.itemsize
+        self._weights_bytes = total * size
+        self._stages.progress("weights", done * size, total * size)
 
 
 def _warn_of_memory(kv_bytes: int) -> None:
@@ -199,10 +263,9 @@ def _info(settings: ExecutorSettings, prepared: PreparedModel, dtype: torch.dtyp
     )
 
 
-def _figures(settings: ExecutorSettings, info: ExecutorInfo, dtype: torch.dtype, port: int) -> dict[str, object]:
+def _figures(settings: ExecutorSettings, info: ExecutorInfo, dtype: torch.dtype) -> dict[str, object]:
     return {
         "bind": settings.bind,
-        "port": port,
         "cell": info.cell,
         "incarnation": info.incarnation,
         "model": info.model_name,

@@ -35,6 +35,11 @@ class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
         self._owner: _Stream | None = None
         self._refusal: ServiceError | None = None
 
+    @property
+    def has_session(self) -> bool:
+        """Whether a scheduler's session is open."""
+        return self._owner is not None
+
     def end_streams(self, error: ServiceError) -> None:
         """End every stream with the error, and answer every later one with it."""
         self._refusal = error

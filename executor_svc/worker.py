@@ -99,9 +99,19 @@ class _Step:
 
 
 class Worker:
-    """The device thread. check_invariants: after every step; a state that contradicts itself ends the thread."""
+    """The device thread.
 
-    def __init__(self, *, check_invariants: bool = False) -> None:
+    on_answer: takes every step with its result, on the event loop, before the session hears of it and also where it
+    no longer does. check_invariants: after every step; a state that contradicts itself ends the thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_answer: Callable[[StepBatch, StepResult], None] | None = None,
+        check_invariants: bool = False,
+    ) -> None:
+        self._on_answer = on_answer
         self._check_invariants = check_invariants
         self._runner: StepRunner
         self._queue: SimpleQueue[_Begin | _Step | None] = SimpleQueue()
@@ -181,21 +191,25 @@ class Worker:
             session = item.session
             if session.closed:
                 continue
-            event: SessionEvent
             if isinstance(item, _Begin):
                 failures = 0
                 self._runner.reset()
-                event = SessionReady(session.number)
-            else:
-                waited = perf_counter() - item.submitted
-                refused = item.failures_told < failures
-                result = self._runner.refuse(item.batch) if refused else self._runner.run(item.batch)
-                if result.failure is not None and not refused:
-                    failures += 1
-                event = replace(result, timings=replace(result.timings, queue=waited))
-                if self._check_invariants:
-                    self._runner.check_invariants()
-            self._tell(session.receive, event)
+                self._tell(session.receive, SessionReady(session.number))
+                continue
+            waited = perf_counter() - item.submitted
+            refused = item.failures_told < failures
+            result = self._runner.refuse(item.batch) if refused else self._runner.run(item.batch)
+            if result.failure is not None and not refused:
+                failures += 1
+            result = replace(result, timings=replace(result.timings, queue=waited))
+            if self._check_invariants:
+                self._runner.check_invariants()
+            self._tell(self._answer, item, result)
+
+    def _answer(self, step: _Step, result: StepResult) -> None:
+        if self._on_answer is not None:
+            self._on_answer(step.batch, result)
+        step.session.receive(result)
 
     def _tell(self, call: Callable[..., None], *arguments: object) -> None:
         try:

@@ -45,7 +45,14 @@ def _model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _settings(model: str, **changes: Any) -> ExecutorSettings:
-    fields: dict[str, Any] = {"port": 0, "dtype": "float32", "threads": 1, "max_num_seqs": 4, "block_size": 8}
+    fields: dict[str, Any] = {
+        "port": 0,
+        "metrics_port": 0,
+        "dtype": "float32",
+        "threads": 1,
+        "max_num_seqs": 4,
+        "block_size": 8,
+    }
     return ExecutorSettings(model=model, **{**fields, **changes})
 
 
@@ -189,7 +196,20 @@ def _process(*flags: str) -> subprocess.Popen[str]:
 
 def test_the_process_serves_and_ends_with_sigterm(model: str) -> None:
     """`python -m executor_svc` logs one line with its figures when it serves, and SIGTERM ends it with 0."""
-    process = _process("--model", model, "--port", "0", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "2")
+    process = _process(
+        "--model",
+        model,
+        "--port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--dtype",
+        "float32",
+        "--threads",
+        "1",
+        "--max-num-seqs",
+        "2",
+    )
     with process, contextlib.ExitStack() as stack:
         stack.callback(process.kill)
         assert process.stderr is not None
@@ -206,7 +226,7 @@ def test_the_process_serves_and_ends_with_sigterm(model: str) -> None:
 
 def test_the_process_says_what_keeps_it_from_starting(model: str) -> None:
     """A setting that does not fit ends the process with 2 and one line that names it."""
-    process = _process("--model", model, "--port", "0", "--device", "cuda")
+    process = _process("--model", model, "--port", "0", "--metrics-port", "0", "--device", "cuda")
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 2
     assert "--device cuda" in errors
