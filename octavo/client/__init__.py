@@ -7,7 +7,6 @@ its peer is and how it was found, so that more than one peer concerns nothing ab
 from octavo.client.admin_types import ExecutorInfo, Load, RequestInfo, RequestState
 from octavo.client.async_client import AsyncAdminClient, AsyncClient
 from octavo.client.async_stream import AsyncGenerateStream
-from octavo.client.chat_client import ChatEnd, ChatText, stream_chat
 from octavo.client.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -48,8 +47,6 @@ __all__ = [
     "AsyncAdminClient",
     "AsyncClient",
     "AsyncGenerateStream",
-    "ChatEnd",
-    "ChatText",
     "Choice",
     "ChoiceFinished",
     "Client",
@@ -85,5 +82,4 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "Usage",
-    "stream_chat",
 ]

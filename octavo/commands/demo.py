@@ -52,25 +52,26 @@ def run(args: argparse.Namespace) -> int:
 
 async def ask(address: str, question: str) -> None:
     """Stream the answer to the screen and print its times. Raises ServiceError."""
-    from octavo.client import ChatEnd, ChatText, stream_chat
+    from octavo.client import AsyncClient, Message
 
     print(f"\nyou    {question}\nmodel  ", end="", flush=True)
     asked = time.monotonic()
     first = last = asked
     num_tokens = first_tokens = 0
-    # Greedy: the demo says the same on every machine.
-    async for event in stream_chat(address, question, temperature=0.0, max_tokens=256):
-        match event:
-            case ChatText(text, count_):
-                last = time.monotonic()
-                if num_tokens == 0:
-                    first, first_tokens = last, count_
-                num_tokens += count_
-                print(text, end="", flush=True)
-            case ChatEnd(reason, prompt_tokens, completion_tokens):
-                rate = (num_tokens - first_tokens) / (last - first) if last > first else 0.0
-                print(
-                    f"\n\n{prompt_tokens} prompt tokens, {completion_tokens} tokens written, ended by {reason}\n"
-                    f"time to first token {1000 * (first - asked):.0f} ms, then {rate:.1f} tokens/s\n",
-                    flush=True,
-                )
+    async with AsyncClient(address) as client:
+        # Greedy: the demo says the same on every machine.
+        stream = client.generate([Message("user", question)], temperature=0.0, max_tokens=256)
+        async for delta in stream:
+            last = time.monotonic()
+            if num_tokens == 0:
+                first, first_tokens = last, len(delta.token_ids)
+            num_tokens += len(delta.token_ids)
+            print(delta.text, end="", flush=True)
+    rate = (num_tokens - first_tokens) / (last - first) if last > first else 0.0
+    usage, (choice,) = stream.usage, stream.choices
+    print(
+        f"\n\n{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} tokens written, "
+        f"ended by {choice.reason.name}\n"
+        f"time to first token {1000 * (first - asked):.0f} ms, then {rate:.1f} tokens/s\n",
+        flush=True,
+    )

@@ -20,7 +20,6 @@ from gguf_samples import byte_level_metadata, write_gguf
 from google.protobuf import json_format
 
 from octavo.cli import main
-from octavo.client import ChatEnd, ChatText, stream_chat
 from octavo.commands.demo import ask
 from octavo.local.hints import grpcurl_commands, python_program, ready_message
 from octavo.local.plan import CellPlan, ServicePlan
@@ -177,21 +176,11 @@ async def test_the_demo_streams_the_answer_and_says_how_fast_it_came(capsys: pyt
 
 
 @pytest.mark.asyncio
-async def test_the_client_gives_text_then_the_end_and_leaves_defaults_to_the_model() -> None:
-    """Deltas come as they are, the totals last; what the caller leaves out is unset on the wire."""
-    async with gateway(["a", "b"]) as (address, servicer):
-        events = [event async for event in stream_chat(address, "?")]
-    assert events == [ChatText("a", 1), ChatText("b", 1), ChatEnd("STOP", 5, 2)]
-    assert not servicer.requests[0].sampling.HasField("temperature")
-    assert not servicer.requests[0].stopping.HasField("max_tokens")
-
-
-@pytest.mark.asyncio
-async def test_a_refusal_reaches_the_caller_as_a_typed_error() -> None:
-    """The client raises the gateway's own code and reason."""
+async def test_a_refusal_of_the_demo_is_a_typed_error() -> None:
+    """The gateway's own code and reason come through; the command prints them."""
     async with gateway([]) as (address, _):
         with pytest.raises(ServiceError) as raised:
-            await anext(stream_chat(address, "?"))
+            await ask(address, "?")
     assert (raised.value.code, raised.value.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR")
 
 
