@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ class Run:
 async def started(command: Command, *args: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a program with its output on pipes; it does not outlive the block."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, *args, stdout=pipe, stderr=pipe)
+    # A user's Python buffers what it writes to a pipe; that it is flushed is for the example to see to.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = await asyncio.create_subprocess_exec(*command, *args, stdout=pipe, stderr=pipe, env=environ)
     try:
         async with asyncio.timeout(TIMEOUT):
             yield process
