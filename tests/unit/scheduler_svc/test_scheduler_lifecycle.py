@@ -243,6 +243,7 @@ async def test_nothing_is_left_behind() -> None:
         (["--executors", ","], "at least one host:port"),
         (["--policy", "no-such-policy"], "no-such-policy"),
         (["--bind", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+        (["--bind", "192.0.2.1", "--metrics-port", "9"], "cannot listen on 192.0.2.1:9 for metrics"),
     ],
 )
 def test_a_bad_start_says_what_is_wrong(
