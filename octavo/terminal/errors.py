@@ -35,13 +35,14 @@ class CommandError(Exception):
         self.hint = hint
 
 
+_TOO_LONG = "shorten the input (in a chat, /undo and /reset do), or serve the model with a larger --max-model-len"
 # By ErrorInfo.reason, which is stable; the code says less.
 _HINT_BY_REASON: Mapping[str, str] = {
     "NO_EXECUTOR": "an executor may be starting: wait and repeat; `octavo load` lists those that are ready",
     "NO_SCHEDULER": "the scheduler is away: wait and repeat; `octavo doctor` shows which services answer",
     "MODEL_NOT_FOUND": "name one of those with --model, or leave it out where one model is served",
     "UNKNOWN_MODEL": "no executor has announced it yet: wait and repeat; `octavo load` lists the executors",
-    "PROMPT_TOO_LONG": "shorten the input, or serve the model with a larger --max-model-len",
+    "PROMPT_TOO_LONG": _TOO_LONG,
     "EXCEEDS_KV_MEMORY": "lower --max-tokens, or serve the model with more --kv-memory",
     "MODEL_REVISION_MISMATCH": "restart gateway and executors on the same prepared model",
     "CANCELLED_BY_OPERATOR": "somebody cancelled it by `octavo cancel`",
@@ -51,6 +52,7 @@ _HINT_BY_CODE: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.UNIMPLEMENTED: "check --address: a gateway has one port for clients and one for operators, and "
     "`octavo doctor` tells which is which",
 }
+_INPUT_FIELDS = ("text", "token_ids.ids", "chat.messages")
 _FLAG_FIELDS = ("sampling.", "stopping.", "seed")
 """Where the fields of a request come from flags: sampling.top_p is --top-p."""
 
@@ -77,6 +79,8 @@ def _explain_service_error(error: ServiceError) -> Explained:
         elsewhere = "so does --address HOST:PORT" if rest else "--address HOST:PORT names another place"
         return Explained(message, f"{START_HINT}{rest}; {elsewhere}")
     hint = _HINT_BY_REASON.get(error.reason) or _HINT_BY_CODE.get(error.code)
+    if hint is None and any(each.field in _INPUT_FIELDS and "at most" in each.description for each in error.violations):
+        hint = _TOO_LONG
     if hint is None:
         fields = [each.field for each in error.violations if each.field.startswith(_FLAG_FIELDS)]
         flags = dict.fromkeys(f"--{field.rpartition('.')[2].replace('_', '-')}" for field in fields)
