@@ -24,6 +24,8 @@ Distributions = Callable[..., Distribution]
 STAGES = StageTimings._fields
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 STEP_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STAGE_SECONDS = tuple(sorted({*HOP_SECONDS, *TOKEN_SECONDS}))
+"""The forward pass takes as long as a token, the other stages as little as a hop."""
 SCHEDULE_SECONDS = (0.00002, 0.00005, *HOP_SECONDS)
 """A small step is built in less than the shortest hop."""
 
@@ -73,7 +75,7 @@ class SchedulerMetrics:
             "step_seconds",
             "Where a step's time went in the executor: queue (arrival to start, behind the step before it), prepare, "
             "forward, sample.",
-            TOKEN_SECONDS,
+            STAGE_SECONDS,
             STAGES,
         )
         self._stage_queue, self._stage_prepare, self._stage_forward, self._stage_sample = map(stage, STAGES)
