@@ -138,7 +138,7 @@ class NewSequence(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("session", "step", "handles", "statuses", "num_sampled_tokens", "token_ids", "logprobs", "timings", "failure")
+    __slots__ = ("session", "step", "handles", "statuses", "num_sampled_tokens", "token_ids", "logprobs", "timings", "prompt_logprobs", "failure")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class StepResult(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     session: int
     step: int
@@ -156,8 +157,9 @@ class StepResult(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[RowLogprobs]
     timings: StageTimings
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[RowPromptLogprobs]
     failure: StepFailure
-    def __init__(self, session: _Optional[int] = ..., step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., num_sampled_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., failure: _Optional[_Union[StepFailure, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., num_sampled_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[RowLogprobs, _Mapping]]] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[RowPromptLogprobs, _Mapping]]] = ..., failure: _Optional[_Union[StepFailure, _Mapping]] = ...) -> None: ...
 
 class RowLogprobs(_message.Message):
     __slots__ = ("row", "columns")
@@ -166,6 +168,16 @@ class RowLogprobs(_message.Message):
     row: int
     columns: _sequence_pb2.TokenLogprobColumns
     def __init__(self, row: _Optional[int] = ..., columns: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ...) -> None: ...
+
+class RowPromptLogprobs(_message.Message):
+    __slots__ = ("row", "first_token_index", "columns")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    first_token_index: int
+    columns: _sequence_pb2.TokenLogprobColumns
+    def __init__(self, row: _Optional[int] = ..., first_token_index: _Optional[int] = ..., columns: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ...) -> None: ...
 
 class StageTimings(_message.Message):
     __slots__ = ("queue", "prepare", "forward", "sample")

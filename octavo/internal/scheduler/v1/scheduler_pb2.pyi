@@ -172,20 +172,30 @@ class StepOutputs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[ChoiceOutput, _Mapping]]] = ...) -> None: ...
 
 class ChoiceOutput(_message.Message):
-    __slots__ = ("request", "choice", "first_token_index", "token_ids", "logprobs", "end")
+    __slots__ = ("request", "choice", "first_token_index", "token_ids", "logprobs", "end", "prompt_logprobs")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request: int
     choice: int
     first_token_index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _sequence_pb2.TokenLogprobColumns
     end: ChoiceEnd
-    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., first_token_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ..., end: _Optional[_Union[ChoiceEnd, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., first_token_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ..., end: _Optional[_Union[ChoiceEnd, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("first_token_index", "columns")
+    FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    first_token_index: int
+    columns: _sequence_pb2.TokenLogprobColumns
+    def __init__(self, first_token_index: _Optional[int] = ..., columns: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("sequence", "request", "error")
