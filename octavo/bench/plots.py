@@ -107,7 +107,10 @@ def _timeline(axes: Axes, records: Sequence[Record], origin: float) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     kinds = [("waits for its first token", _WAIT), ("writes", _WRITE)] + ([("failed", _FAIL)] if fails else [])
     handles = [Line2D([], [], color=color, linewidth=4, label=label) for label, color in kinds]
-    axes.legend(handles=handles, loc="lower left", frameon=True, framealpha=0.9, fontsize=8.5)
+    # Above the axes: within them it would hide requests of one kind of run or another.
+    axes.legend(
+        handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(handles), frameon=False, fontsize=8.5
+    )
 
 
 def _rates(axes: Axes, records: Sequence[Record], origin: float, duration: float) -> None:
