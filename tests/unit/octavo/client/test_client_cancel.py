@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from client_fakes import TIMEOUT, FakeGateway, answer, serving
+from client_fakes import TIMEOUT, FakeGateway, answer, hang, serving
 
 from octavo.client import Client, GenerateStream, RequestCancelledError
 
@@ -179,3 +181,19 @@ def test_many_threads_share_a_client_and_nothing_is_left() -> None:
         for thread in left:
             thread.join(TIMEOUT)
         assert not [each for each in left if each.is_alive()]
+
+
+@pytest.mark.parametrize("method", ["generate", "complete"])
+def test_ctrl_c_ends_the_wait_and_the_request(method: str) -> None:
+    """KeyboardInterrupt leaves a call that waits for its answer at once, and the server is told."""
+    with serving(hang()) as gateway, Client(gateway.address) as client:
+        interrupt = threading.Thread(target=lambda: gateway.began.wait(TIMEOUT) and os.kill(os.getpid(), signal.SIGINT))
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupt.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                list(getattr(client, method)("x"))
+        finally:
+            interrupt.join()
+            signal.signal(signal.SIGINT, before)
+        assert gateway.ended.wait(TIMEOUT)
