@@ -8,6 +8,7 @@ from gateway.server import serve
 from octavo.models.errors import ModelError
 from octavo.rpc.server import PortTakenError, run
 from octavo.rpc.settings import stop_with
+from octavo.rpc.stages import Stages, process_started
 from octavo.rpc.telemetry import configure_logging
 from octavo.settings import GatewaySettings, load
 
@@ -16,8 +17,10 @@ def main() -> int:
     """Run the gateway; return the exit code."""
     settings = load(GatewaySettings)
     configure_logging("gateway", settings.log_level)
+    stages = Stages(process_started())
+    stages.done("imports")
     try:
-        return run(serve(settings))
+        return run(serve(settings, stages))
     except (ModelError, PortTakenError) as error:
         stop_with(GatewaySettings.program, error)
 

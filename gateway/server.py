@@ -25,6 +25,7 @@ from octavo.models.prepared import PreparedModel, open_prepared
 from octavo.rpc.channel import open_channel
 from octavo.rpc.metrics import MetricsServer
 from octavo.rpc.server import HealthBoard, PortTakenError, RpcServer, wait_for_signal
+from octavo.rpc.stages import Stages
 from octavo.settings import GatewaySettings
 from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc, model_pb2_grpc
 
@@ -133,11 +134,13 @@ class GatewayServer:
         await self._metrics.stop()
 
 
-async def serve(settings: GatewaySettings) -> int:
+async def serve(settings: GatewaySettings, stages: Stages) -> int:
     """Run the gateway until SIGTERM or SIGINT. Raises ModelError and PortTakenError."""
     stopped = asyncio.create_task(wait_for_signal())
     server = GatewayServer(settings, [open_prepared(settings.model)], Backoff())
+    stages.done("tokenizer")
     await server.start()
+    stages.done("listening")
     ports = {"port": server.port, "admin_port": server.admin_port, "metrics_port": server.metrics_port}
     logger.info("listening", extra={"fields": {"bind": settings.bind, **ports}})
     await stopped

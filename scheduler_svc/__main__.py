@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.rpc.server import run
 from octavo.rpc.settings import stop_with
+from octavo.rpc.stages import Stages, process_started
 from octavo.rpc.telemetry import configure_logging
 from octavo.settings import SchedulerSettings, load
 from scheduler_svc.server import StartError, serve
@@ -13,8 +14,10 @@ def main() -> int:
     """Read the settings and run until told to stop."""
     settings = load(SchedulerSettings)
     configure_logging("scheduler", settings.log_level)
+    stages = Stages(process_started())
+    stages.done("imports")
     try:
-        return run(serve(settings))
+        return run(serve(settings, stages))
     except StartError as error:
         stop_with("scheduler", error)
 

@@ -14,6 +14,7 @@ from octavo.internal.scheduler.v1.scheduler_pb2_grpc import add_SchedulerService
 from octavo.rpc.channel import open_channel
 from octavo.rpc.metrics import MetricsServer
 from octavo.rpc.server import PortTakenError, RpcServer, wait_for_signal
+from octavo.rpc.stages import Stages
 from octavo.settings import SchedulerSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
@@ -146,7 +147,7 @@ class SchedulerServer:
             await self._metrics_server.stop()
 
 
-async def serve(settings: SchedulerSettings) -> int:
+async def serve(settings: SchedulerSettings, stages: Stages) -> int:
     """Run a scheduler until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
     try:
         server = SchedulerServer(settings)
@@ -154,6 +155,7 @@ async def serve(settings: SchedulerSettings) -> int:
     except (PolicyError, PortTakenError, TargetsError) as error:
         raise StartError(str(error)) from error
     fields = {"bind": settings.bind, "port": server.port, "metrics_port": server.metrics_port}
+    stages.done("listening")
     logger.info("scheduler listening", extra={"fields": fields})
     code = await server.run(wait_for_signal())
     logger.info("scheduler stopped", extra={"fields": {"exit_code": code}})

@@ -32,8 +32,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo. Raises ModelError, PlanError, StartError, ServiceError."""
     from octavo.home import octavo_home
     from octavo.local.plan import PlanOptions, plan_cell
+    from octavo.local.screen import Screen
     from octavo.local.session import new_log_folder, run_cell
-    from octavo.models.pull import ensure_prepared
+    from octavo.models.ensure import ensure_prepared
 
     model = ensure_prepared(args.model)
     extra = given_settings(args)
@@ -42,11 +43,12 @@ def run(args: argparse.Namespace) -> int:
     )
     plan = plan_cell(model, options)
     logs = new_log_folder(octavo_home())
+    screen = Screen()
 
     async def ask_once() -> None:
         await ask(plan.gateway_address, args.question)
 
-    finished = asyncio.run(run_cell(plan, logs, lambda line: print(line, flush=True), ask_once))
+    finished = asyncio.run(run_cell(plan, logs, screen.line, ask_once, progress=screen.progress))
     return 0 if finished else _INTERRUPTED
 
 

@@ -38,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Prepare. Raises ModelError, CommandError."""
     if args.if_needed:
-        from octavo.models.pull import ensure_prepared
+        from octavo.models.ensure import ensure_prepared
         from octavo.terminal.errors import CommandError
 
         if args.output is not None:

@@ -47,8 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from octavo.home import octavo_home
     from octavo.local.hints import ready_message
     from octavo.local.plan import PlanOptions, plan_cell
+    from octavo.local.screen import Screen
     from octavo.local.session import new_log_folder, run_cell
-    from octavo.models.pull import ensure_prepared
+    from octavo.models.ensure import ensure_prepared
 
     options = PlanOptions(
         num_executors=args.executors,
@@ -63,10 +64,11 @@ def run(args: argparse.Namespace) -> int:
     model = ensure_prepared(args.model)
     plan = plan_cell(model, options)
     logs = new_log_folder(octavo_home())
+    screen = Screen()
 
     async def until_a_signal() -> None:
         print(f"\n{ready_message(model.name, plan)}\nlogs: {logs}", flush=True)
         await asyncio.Event().wait()
 
-    asyncio.run(run_cell(plan, logs, lambda line: print(line, flush=True), until_a_signal))
+    asyncio.run(run_cell(plan, logs, screen.line, until_a_signal, progress=screen.progress))
     return 0

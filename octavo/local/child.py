@@ -9,10 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
+from octavo.local import leash as leash_program
 from octavo.local.log_lines import last_lines
 from octavo.local.plan import ServicePlan
 
 _SHOWN_LINES = 12
+_LEASH = leash_program.__file__
 
 
 class Child:
@@ -40,7 +42,8 @@ class Child:
 
     async def start(self) -> None:
         """Start the process. Raises OSError."""
-        leash = (sys.executable, "-m", "octavo.local.leash", str(os.getpid()))
+        # By its path, and without site-packages, which it does not need: a Python that starts in half the time.
+        leash = (sys.executable, "-I", "-S", _LEASH, str(os.getpid()))
         with self.log.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which stops services in order.
             self._process = await asyncio.create_subprocess_exec(

@@ -1,7 +1,7 @@
-"""Starts a program that ends when its parent does: python -m octavo.local.leash PARENT_PID PROGRAM ARGUMENT...
+"""Starts a program that ends when its parent does: python leash.py PARENT_PID PROGRAM ARGUMENT...
 
 A supervisor that is killed outright stops nobody. The kernel then sends its children SIGTERM, on Linux; elsewhere this
-only starts the program.
+only starts the program. Nothing but the standard library is imported: it runs before anything else does.
 """
 
 from __future__ import annotations

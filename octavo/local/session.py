@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.local.plan import CellPlan
-from octavo.local.probe import wait_until_serving
-from octavo.local.supervisor import Probe, Reporter, Supervisor
+from octavo.local.supervisor import Probe, ProgressReporter, Reporter, Supervisor
 
 _KEPT_RUNS = 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -23,14 +22,22 @@ Use = Callable[[], Coroutine[Any, Any, None]]
 
 
 async def run_cell(
-    plan: CellPlan, logs: Path, report: Reporter, use: Use, *, probe: Probe = wait_until_serving
+    plan: CellPlan,
+    logs: Path,
+    report: Reporter,
+    use: Use,
+    *,
+    progress: ProgressReporter | None = None,
+    probe: Probe | None = None,
 ) -> bool:
     """Start the cell, run `use`, and stop the cell when it returns, raises or a signal comes.
+
+    `progress` hears of long stages of the start; `probe` replaces the usual way to ask for health.
 
     Returns False where SIGINT, SIGTERM or SIGHUP ended the use; a second signal kills the services instead of waiting
     for them. Raises StartError, and what `use` raises.
     """
-    supervisor = Supervisor(plan, logs, report, probe)
+    supervisor = Supervisor(plan, logs, report, probe or _wait_until_serving, progress=progress)
     work = asyncio.create_task(_work(supervisor, use))
     signals: list[None] = []
 
@@ -69,6 +76,13 @@ async def _work(supervisor: Supervisor, use: Use) -> None:
         for task in (keeping, using):
             task.cancel()
         await asyncio.gather(keeping, using, return_exceptions=True)
+
+
+async def _wait_until_serving(address: str) -> None:
+    # Imported here since gRPC takes a while to import, and the services start meanwhile.
+    from octavo.local.probe import wait_until_serving
+
+    await wait_until_serving(address)
 
 
 def new_log_folder(home: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.local.child import Child
 from octavo.local.plan import CellPlan
+from octavo.local.start_log import StageProgress, StartLog
 
 STOP_GRACE = 15.0
 """Seconds that a service gets to end by itself. Its own choreography takes a few."""
@@ -19,8 +20,13 @@ STEADY = 60.0
 """Seconds of life after which a death counts as the first again."""
 REMINDER = 10.0
 """Seconds without news after which the wait for the start says what it waits for."""
+LOOK = 0.1
+"""Seconds between two looks into the logs during the start."""
 
 Reporter = Callable[[str], None]
+"""Takes one line for the person who waits."""
+ProgressReporter = Callable[[str, int, int], None]
+"""Takes what is being done, the bytes done, and the bytes in all."""
 Probe = Callable[[str], Coroutine[Any, Any, None]]
 """Returns once the service at an address serves."""
 
@@ -33,12 +39,20 @@ class Supervisor:
     """The processes of one cell. `start` once, then `run`, then `stop`, which is safe at any moment."""
 
     def __init__(
-        self, plan: CellPlan, logs: Path, report: Reporter, probe: Probe, *, stop_grace: float = STOP_GRACE
+        self,
+        plan: CellPlan,
+        logs: Path,
+        report: Reporter,
+        probe: Probe,
+        *,
+        progress: ProgressReporter | None = None,
+        stop_grace: float = STOP_GRACE,
     ) -> None:
-        """`logs`: an existing folder for a log file per service. `report` takes one line for the person who waits."""
+        """`logs`: an existing folder for a log file per service."""
         self._children = [Child(service, logs / f"{service.name}.log") for service in plan.services]
         self._report = report
         self._probe = probe
+        self._progress = progress
         self._stop_grace = stop_grace
 
     def pids(self) -> dict[str, int]:
@@ -48,24 +62,31 @@ class Supervisor:
     async def start(self) -> None:
         """Start all services and return when each serves. Raises StartError when one ends before that."""
         self._report(f"starting {', '.join(child.name for child in self._children)}")
-        for child in self._children:
+        news = started = self._now()
+        views = {child: _StartView(child, self._report, self._progress) for child in self._children}
+        # Executors first: they take longest.
+        for child in reversed(self._children):
             await child.start()
-        started = self._now()
         waiting: dict[asyncio.Task[Any], Child] = {
             asyncio.create_task(self._probe(child.plan.address)): child for child in self._children
         }
         deaths: dict[asyncio.Task[Any], Child] = {asyncio.create_task(child.wait()): child for child in self._children}
         try:
             while waiting:
-                done, _ = await asyncio.wait([*waiting, *deaths], timeout=REMINDER, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait([*waiting, *deaths], timeout=LOOK, return_when=asyncio.FIRST_COMPLETED)
+                # Stages before the end they lead to.
+                told = [view.show() for view in views.values()]
                 for task in done:
                     if task in deaths:
                         raise StartError(deaths[task].last_words())
                     task.result()
                     self._report(f"{waiting.pop(task).name} serves after {self._now() - started:.1f} s")
-                if not done:
-                    names = ", ".join(child.name for child in waiting.values())
-                    self._report(f"still waiting for {names} after {self._now() - started:.0f} s")
+                if done or any(told):
+                    news = self._now()
+                elif self._now() - news >= REMINDER:
+                    news = self._now()
+                    names = ", ".join(f"{child.name}{views[child].progress}" for child in waiting.values())
+                    self._report(f"still waiting for {names} after {news - started:.0f} s")
         finally:
             await _cancel([*waiting, *deaths])
 
@@ -115,6 +136,42 @@ class Supervisor:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+class _StartView:
+    """Shows the stages of one service's start."""
+
+    def __init__(self, child: Child, report: Reporter, progress: ProgressReporter | None) -> None:
+        self._name = child.name
+        self._log = StartLog(child.log)
+        self._report = report
+        self._to_bar = progress
+        self._last: StageProgress | None = None
+
+    @property
+    def progress(self) -> str:
+        """How far a long stage has come, in parentheses; empty where there is none."""
+        last = self._last
+        return "" if last is None else f" ({last.stage} {100 * last.done // max(1, last.total)} %)"
+
+    def show(self) -> bool:
+        """Show what is new. Returns whether a line was shown."""
+        told = False
+        for event in self._log.news():
+            if isinstance(event, StageProgress):
+                self._last = event
+                self._bar(event.stage, event.done, event.total)
+                continue
+            if self._last is not None:
+                self._bar(self._last.stage, self._last.total, self._last.total)
+                self._last = None
+            self._report(f"  {self._name:11} {event.stage:12} {event.seconds:5.2f} s")
+            told = True
+        return told
+
+    def _bar(self, stage: str, done: int, total: int) -> None:
+        if self._to_bar is not None:
+            self._to_bar(f"{self._name} {stage}", done, total)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

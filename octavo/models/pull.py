@@ -24,7 +24,7 @@ from octavo.models.errors import ModelError
 from octavo.models.location import MANIFEST_NAME, ModelKind, locate, models_folder
 from octavo.models.manifest import read_manifest, sha256_of
 from octavo.models.prepare import Reporter, prepare
-from octavo.models.prepared import PreparedModel, open_prepared
+from octavo.models.prepared import open_prepared
 
 _CHUNK = 1 << 20
 
@@ -52,17 +52,6 @@ def pull(name: str, models: Path | None = None, report: Reporter = print) -> Pat
             report(f"prepared in {location.prepared}")
             return location.prepared
         return prepare(name, models=models, report=report)
-
-
-def ensure_prepared(model: str, report: Reporter = print) -> PreparedModel:
-    """Open a model and its weights, fetched and prepared first where that was never done. Raises ModelError."""
-    location = locate(model)
-    if not (location.prepared / MANIFEST_NAME).is_file():
-        fetch = pull if location.kind is ModelKind.CATALOG else prepare
-        fetch(model, report=report)
-    prepared = open_prepared(model)
-    prepared.check_weights()
-    return prepared
 
 
 def _is_prepared(folder: Path, model: CatalogModel) -> bool:

@@ -13,8 +13,8 @@ from stack import get_load, in_process
 from stack_client import generate, generate_all, request_for
 from tokenizers import Tokenizer
 
+from octavo.models.ensure import ensure_prepared
 from octavo.models.prepared import PreparedModel
-from octavo.models.pull import ensure_prepared
 from octavo.v1 import inference_pb2
 
 TEXT = (Path(__file__).parent.parent / "data" / "lighthouse.txt").read_text()

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from octavo.models import PreparedModel
-from octavo.models.pull import ensure_prepared
+from octavo.models.ensure import ensure_prepared
 
 
 @pytest.fixture(scope="module")
