@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -117,16 +117,25 @@ class _CheckedContext:
 
 async def _end(error: Exception | asyncio.CancelledError, context: _Context, method: str) -> None:
     if isinstance(error, ServiceError):
-        await abort(context, error)
+        await _abort(context, error, method)
     if isinstance(error, grpc.aio.AbortError) or (isinstance(error, asyncio.CancelledError) and _is_being_cancelled()):
         raise error
     if isinstance(error, grpc.aio.InternalError):
         # A write to a client that has just left: whether it fails or the handler is cancelled first is chance.
         logger.info("call broken off", extra={"fields": {"method": method}})
-        await abort(context, _CLIENT_GONE)
+        await _abort(context, _CLIENT_GONE, method)
     # Among the rest is a cancellation from inside the handler: grpc would leave its client waiting for ever.
     logger.error("handler failed", exc_info=error, extra={"fields": {"method": method}})
-    await abort(context, _INTERNAL)
+    await _abort(context, _INTERNAL, method)
+
+
+async def _abort(context: _Context, error: ServiceError, method: str) -> NoReturn:
+    try:
+        await abort(context, error)
+    except grpc.aio.InternalError:
+        # The client has left and the server has not heard of it yet: grpc would log that as an error of the handler's.
+        logger.info("call broken off", extra={"fields": {"method": method, "unsent": error.reason}})
+        raise asyncio.CancelledError from None
 
 
 def _is_being_cancelled() -> bool:

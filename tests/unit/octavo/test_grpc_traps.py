@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ import grpc.aio
 import pytest
 
 from executor_svc.servicer import ExecutorService
+from gateway.admin_servicer import AdminServicer
 from gateway.model_servicer import ModelServicer
 from gateway.servicer import InferenceServicer
 from octavo.rpc.channel import open_channel
@@ -218,7 +220,36 @@ async def test_a_broken_write_ends_the_call_quietly(kind: str, caplog: pytest.Lo
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("servicer", [InferenceServicer, ModelServicer, SchedulerServicer, ExecutorService])
+class GoneContext:
+    """The context of a call whose client left a moment ago: nothing can be sent any more, and nobody has been told."""
+
+    def trailing_metadata(self) -> None:
+        """Return what the handler set: nothing."""
+
+    async def abort(self, *status: object) -> None:
+        """Fail as grpc does."""
+        raise grpc.aio.InternalError(f"cannot send {status}")
+
+
+@pytest.mark.asyncio
+async def test_a_status_that_reaches_nobody_ends_the_call_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    """An error for a client that left as it was sent ends as a cancel, with no error in the log."""
+
+    async def fail(request: object, context: object) -> None:
+        raise FULL
+
+    async def continuation(details: object) -> Any:
+        return grpc.unary_unary_rpc_method_handler(fail)
+
+    handler = await ErrorInterceptor().intercept_service(continuation, SimpleNamespace(method="/a/b"))  # type: ignore[arg-type]
+    with pytest.raises(asyncio.CancelledError):
+        await handler.unary_unary(None, GoneContext())
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    "servicer", [InferenceServicer, ModelServicer, AdminServicer, SchedulerServicer, ExecutorService]
+)
 def test_no_handler_yields(servicer: type) -> None:
     """Our streams are coroutines that write: grpc does not close a generator that is left suspended at its yield."""
     rpcs = [method for name, method in vars(servicer).items() if name[:1].isupper()]
