@@ -41,6 +41,7 @@ class Screen:
                 file=self._to,
                 position=len(self._bars),
             )
-        bar.update(done - bar.n)
+        bar.n = done
+        bar.refresh()
         if done >= total:
             self._bars.pop(what).close()
