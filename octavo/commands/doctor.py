@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def report(findings: Sequence[Finding], style: Style) -> str:
     """Return the findings for people: a heading a section, a line a finding, what to do below it."""
     from octavo.terminal.checks.finding import Level
+    from octavo.terminal.figures import counted
 
     marks = {
         Level.OK: style.green("ok     "),
@@ -65,6 +66,6 @@ def report(findings: Sequence[Finding], style: Style) -> str:
                 lines.append(f"  {' ' * 7}  {' ' * width}  {style.dim('-> ' + finding.advice)}")
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     problems, notes = counts[Level.PROBLEM], counts[Level.NOTE]
-    verdict = f"{problems} problem{'s' if problems != 1 else ''}, {notes} note{'s' if notes != 1 else ''}"
+    verdict = f"{counted(problems, 'problem')}, {counted(notes, 'note')}"
     verdict += ": put right what is marked `problem` first" if problems else ": this machine can serve"
     return "\n".join([*lines, "", verdict])

@@ -42,12 +42,13 @@ def run(args: argparse.Namespace) -> int:
 
 def summary(load: Load, style: Style) -> str:
     """Return the cell in a line and its executors in a table."""
-    from octavo.terminal.figures import share
+    from octavo.terminal.figures import counted, share
     from octavo.terminal.table import table
 
     cell = (
-        f"{load.live_requests} live requests: {load.running_sequences} sequences run, {load.waiting_sequences} wait; "
-        f"{load.preemptions} preemptions so far; {load.gateways} gateways"
+        f"{counted(load.live_requests, 'live request')}; sequences: {load.running_sequences} running, "
+        f"{load.waiting_sequences} waiting; {counted(load.preemptions, 'preemption')} so far; "
+        f"{counted(load.gateways, 'gateway')}"
     )
     if not load.executors:
         return f"{cell}\nno executor is ready"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.client.types import ChoiceFinished, Delta, FinishReason, Started, Usage
+from octavo.terminal.figures import counted
 
 
 class Stream(AsyncIterable[Delta], Protocol):
@@ -57,7 +58,7 @@ class Answer:
 
     def figures(self) -> str:
         """Return the token counts and times in one line."""
-        parts = [f"{self.num_tokens} token{'s' if self.num_tokens != 1 else ''}"]
+        parts = [counted(self.num_tokens, "token")]
         if self.prompt_tokens is not None:
             parts[0] += f" after a prompt of {self.prompt_tokens}"
         if self.num_tokens:

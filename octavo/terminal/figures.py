@@ -25,6 +25,11 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: 1 gateway, 2 gateways."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def share(part: float, whole: float) -> str:
     """Return a share in per cent; "-" of nothing."""
     return f"{100 * part / whole:.0f}%" if whole else "-"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from octavo.terminal.checks.finding import Finding, Level
-from octavo.terminal.figures import size
+from octavo.terminal.figures import counted, size
 
 _SECTION = "machine"
 _GIB = 1 << 30
@@ -47,7 +47,7 @@ def _cpu(root: Path) -> Finding:
     flags = _cpu_flags(root)
     known = [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
     dtype = "bfloat16" if flags & _MULTIPLIES_BFLOAT16 else "float32"
-    text = f"{cores} core{'s' if cores > 1 else ''}, {platform.machine()}"
+    text = f"{counted(cores, 'core')}, {platform.machine()}"
     text += f" with {', '.join(known)}" if known else ""
     text += f"; --dtype auto takes {dtype}"
     if flags & _FAST:

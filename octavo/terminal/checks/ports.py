@@ -13,6 +13,7 @@ from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings
 from octavo.terminal.checks.finding import Finding, Level
 from octavo.terminal.checks.listeners import is_listening, listener_of
 from octavo.terminal.checks.variables import settings_of
+from octavo.terminal.figures import counted
 
 _PORTS, _SERVICES = "ports", "services"
 _TIMEOUT = 2.0
@@ -106,15 +107,11 @@ async def _describe(api: Api, endpoint: Endpoint) -> Finding:
             models = await client.list_models(timeout=_TIMEOUT)
     except ServiceError as error:
         return Finding(_SERVICES, subject, Level.NOTE, f"does not list its models: {error}", "repeat this in a moment")
-    told = ", ".join(f"{model.name} ({_executors(model.ready_executors)} ready)" for model in models)
+    told = ", ".join(f"{model.name} ({counted(model.ready_executors, 'executor')} ready)" for model in models)
     if endpoint.is_serving:
         return Finding(_SERVICES, subject, Level.OK, f"serves {told}", "octavo chat")
     advice = "executors may be starting; else see the logs of scheduler and executors"
     return Finding(_SERVICES, subject, Level.NOTE, f"does not serve yet: {told}", advice)
-
-
-def _executors(count: int) -> str:
-    return f"{count} executor{'s' if count != 1 else ''}"
 
 
 def _is_metrics_page(address: str) -> bool:

@@ -147,7 +147,7 @@ def test_load_shows_the_cell_and_each_executor(gateway: FakeGateway, capsys: pyt
     )
     assert main(["load", "--address", gateway.admin_address]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "4 live requests: 3 sequences run, 1 wait; 5 preemptions so far; 2 gateways",
+        "4 live requests; sequences: 3 running, 1 waiting; 5 preemptions so far; 2 gateways",
         "",
         "executor  model  running  in flight  steps  blocks used  free  total  usage",
         "h:1       m            3          2     40           50   150    200    25%",

@@ -1,7 +1,8 @@
-"""`octavo completion`: scripts that a shell runs."""
+"""`octavo completion`: scripts that a shell runs; and the help that they are made from."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from octavo.cli import _parser, main
 from octavo.commands.completion import SHELLS, script
 from octavo.models.catalog import CATALOG
 
+TERMINAL_COMMANDS = ("chat", "complete", "requests", "cancel", "load", "doctor", "completion")
 _ASK = """
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
@@ -51,6 +53,18 @@ def test_models_and_paths_are_completed_where_they_make_sense(bash_script: Path,
     assert set(completions(bash_script, tmp_path, "up", "smo")) == {*names, "smo.gguf", "smother"}
     assert completions(bash_script, tmp_path, "chat", "--model", "smo") == names
     assert completions(bash_script, tmp_path, "prepare", "--output", "smo") == ["smother"]
+
+
+@pytest.mark.parametrize("command", TERMINAL_COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`octavo COMMAND --help` says what it does and exits 0, and `octavo --help` lists it with a line."""
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: octavo {command} [-h]" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert re.search(rf"^    {command} +\w", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
