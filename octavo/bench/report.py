@@ -41,9 +41,10 @@ def notes_on(outcome: Outcome) -> list[str]:
     figures, settings = outcome.figures, outcome.settings
     notes = []
     if outcome.result.was_stopped:
+        num_ended = figures.num_ok + figures.num_failed
         notes.append(
-            f"stopped early: the figures are of the {figures.num_ok + figures.num_failed} requests that had ended; "
-            f"{figures.num_cancelled} live ones were cancelled"
+            f"stopped early, with {num_ended} ended and {figures.num_cancelled} live: the figures are of the former, "
+            "the latter were cancelled"
         )
     num_cpus, load = len(os.sched_getaffinity(0)), outcome.load_average[0]
     if load > num_cpus:
@@ -60,12 +61,13 @@ def notes_on(outcome: Outcome) -> list[str]:
         )
     if figures.num_counted_as_deliveries:
         notes.append(
-            f"the server sent no usage for {figures.num_counted_as_deliveries} requests: their output tokens are a "
-            "count of stream chunks"
+            f"no usage from the server for {figures.num_counted_as_deliveries} of {figures.num_ok} requests: their "
+            "output tokens are a count of stream chunks"
         )
     if figures.num_without_prompt_count:
         notes.append(
-            f"the server did not count the input of {figures.num_without_prompt_count} requests: it is missing above"
+            f"no count of input tokens for {figures.num_without_prompt_count} of {figures.num_ok} requests: they are "
+            "missing above"
         )
     if figures.tokens_per_delivery > 1.01:
         notes.append(
@@ -73,7 +75,7 @@ def notes_on(outcome: Outcome) -> list[str]:
             "deliveries, time per output token is per token"
         )
     if figures.num_short and settings.options.ignore_eos:
-        notes.append(f"{figures.num_short} requests got fewer tokens than they asked for: the server ended them sooner")
+        notes.append(f"{figures.num_short} of {figures.num_ok} requests got fewer tokens than they asked for")
     return notes
 
 

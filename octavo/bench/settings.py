@@ -44,9 +44,12 @@ class BenchSettings:
 
     def describe_prompts(self) -> str:
         """Return the requests in words."""
-        what = f"prompts of {self.prompts}" if self.prompts is not None else f"input {self.input_tokens} tokens"
+        what = f"prompts of {self.prompts}, " if self.prompts is not None else ""
+        what += f"input {self.input_tokens} tokens"
         if self.prefix_tokens:
             what += f" after a shared prefix of {self.prefix_tokens}"
+        if self.prompts is not None or self.trace is not None:
+            what += " where the file has no prompt"
         eos = "end of sequence ignored" if self.options.ignore_eos else "may end sooner"
         return (
             f"{what}, output {self.output_tokens} ({eos}), temperature {self.options.temperature:g}, seed {self.seed}"

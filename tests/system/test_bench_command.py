@@ -184,6 +184,6 @@ async def test_ctrl_c_cancels_what_is_live_and_tells_what_has_ended(
     process.send_signal(signal.SIGINT)
     code, out, err = await finish(process)
     assert (code, err) == (130, "")
-    assert "note: stopped early: the figures are of the 1 requests that had ended; 12 live ones were cancelled" in out
+    assert "note: stopped early, with 1 ended and 12 live: the figures are of the former" in out
     assert "1 ok, 0 failed" in out
     await wait_idle(shared_processes)

@@ -83,14 +83,14 @@ def test_a_quiet_run_has_no_notes() -> None:
     [
         (
             outcome_of(record_of([101.0]), record_of([], status=CANCELLED), was_stopped=True),
-            "stopped early: the figures are of the 1 requests that had ended; 1 live ones were cancelled",
+            "stopped early, with 1 ended and 1 live: the figures are of the former, the latter were cancelled",
         ),
         (outcome_of(record_of([101.0], sent=100.5), is_open_loop=True), "fell behind its own schedule: p99 500.0 ms"),
         (outcome_of(record_of([101.0]), cpu_seconds=0.9), "used 90% of a core"),
-        (outcome_of(record_of([101.0], is_counted_by_server=False)), "sent no usage for 1 requests"),
-        (outcome_of(record_of([101.0], prompt_tokens=None)), "did not count the input of 1 requests"),
+        (outcome_of(record_of([101.0], is_counted_by_server=False)), "no usage from the server for 1 of 1 requests"),
+        (outcome_of(record_of([101.0], prompt_tokens=None)), "no count of input tokens for 1 of 1 requests"),
         (outcome_of(record_of([101.0, 102.0], delta_tokens=[1, 3])), "tokens came 2.00 at a time"),
-        (outcome_of(record_of([101.0], asked_tokens=5)), "1 requests got fewer tokens than they asked for"),
+        (outcome_of(record_of([101.0], asked_tokens=5)), "1 of 1 requests got fewer tokens than they asked for"),
         (
             replace(outcome_of(record_of([101.0])), load_average=(5000.0, 0.0)),
             "this machine was busy before the run: a load average of 5000.0",
