@@ -153,14 +153,14 @@ class EngineMachine(RuleBasedStateMachine):
     def list_requests(self, page_size: int) -> None:
         """The pages together hold every live request, once, oldest first."""
         views: list[RequestView] = []
-        place = None
-        while True:
-            page = self.cell.engine.list_requests(place, page_size, self.cell.now)
-            views += page.requests
-            place = page.next
-            if place is None:
-                break
+        page = self.cell.engine.list_requests(None, page_size, self.cell.now)
+        views += page.requests
+        while page.next is not None:
             assert len(page.requests) == page_size
+            later = self.cell.engine.list_requests(page.next, page_size, self.cell.now)
+            assert later.next is None or later.next > page.next, "pages go round in circles"
+            views += later.requests
+            page = later
         assert sorted(view.id for view in views) == sorted(self._live_requests())
         assert [view.age for view in views] == sorted((view.age for view in views), reverse=True)
         load = self.cell.engine.load()
