@@ -133,6 +133,7 @@ async def test_a_long_wait_says_how_far_the_load_has_come(tmp_path: Path, monkey
     supervisor.kill()
     with pytest.raises(StartError):
         await asyncio.wait_for(starting, 30)
+    await supervisor.stop()
 
 
 def test_lines_and_bars_do_not_run_into_one_another() -> None:
