@@ -58,6 +58,16 @@ class SamplingParams:
     seed: int = 0
     top_logprobs: int | None = None
     """None: no logprobs."""
+    typical_p: float = 1.0
+    """1 is off."""
+    bias_token_ids: tuple[int, ...] = ()
+    """Distinct."""
+    bias_values: tuple[float, ...] = ()
+    """Parallel to bias_token_ids."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens, each at least one, that the output may not contain."""
+    prompt_logprobs: int | None = None
+    """None: no logprobs of the prompt's tokens."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,20 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class PromptLogprobs:
+    """Logprobs of T consecutive tokens of a prompt, each under the tokens before it."""
+
+    first_token_index: int
+    """Index, in the sequence, of the first of the T tokens; at least 1."""
+    logprobs: npt.NDArray[np.float32]
+    """[T]: the prompt's own tokens."""
+    top_token_ids: npt.NDArray[np.int64]
+    """[T, K], likeliest first."""
+    top_logprobs: npt.NDArray[np.float32]
+    """[T, K]."""
+
+
+@dataclass(frozen=True)
 class StageTimings:
     """Where a step's time went, in seconds."""
 
@@ -157,5 +181,7 @@ class StepResult:
     """Each row's sampled token; None where it has none."""
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     """By index of the row, of the sampled tokens of the rows that asked for them."""
+    prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=dict)
+    """By index of the row, of the prompt tokens that its computed tokens tell, of the rows that asked for them."""
     timings: StageTimings = field(default_factory=StageTimings)
     failure: StepFailure | None = None

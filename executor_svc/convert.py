@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.duration_pb2 import Duration
 
 from executor_svc.batch import (
     ExecutorInfo,
     NewSequence,
+    PromptLogprobs,
     RowStatus,
     SamplingParams,
     StageTimings,
@@ -119,6 +122,9 @@ def step_result(result: StepResult) -> pb.ExecuteResponse:
     message.token_ids.extend([token_id for token_id in result.sampled if token_id is not None])
     for row in sorted(result.logprobs):
         message.logprobs.add(row=row, columns=_logprobs(result.logprobs[row]))
+    for row in sorted(result.prompt_logprobs):
+        told = result.prompt_logprobs[row]
+        message.prompt_logprobs.add(row=row, first_token_index=told.first_token_index, columns=_prompt_logprobs(told))
     return pb.ExecuteResponse(step_result=message)
 
 
@@ -139,6 +145,12 @@ def _new_sequence(message: pb.NewSequence) -> NewSequence:
             frequency_penalty=sampling.frequency_penalty,
             seed=sampling.seed,
             top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
+            # An older gateway leaves it 0.
+            typical_p=sampling.typical_p or 1.0,
+            bias_token_ids=tuple(sampling.bias_token_ids),
+            bias_values=tuple(sampling.bias_values),
+            bad_words=tuple(tuple(word.token_ids) for word in sampling.bad_words),
+            prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
         ),
         stopping=StoppingParams(stopping.max_tokens, stopping.min_tokens, tuple(stopping.stop_token_ids)),
     )
@@ -151,6 +163,20 @@ def _logprobs(logprobs: TokenLogprobs) -> sequence_pb2.TokenLogprobColumns:
         top_token_ids=pack_ids(logprobs.top_token_ids.tolist()),
         top_logprobs=pack_floats(logprobs.top_logprobs.tolist()),
     )
+
+
+def _prompt_logprobs(told: PromptLogprobs) -> sequence_pb2.TokenLogprobColumns:
+    # A chunk of a prompt has thousands of numbers: packed as whole arrays.
+    return sequence_pb2.TokenLogprobColumns(
+        num_top=told.top_token_ids.shape[1],
+        sampled=_packed(told.logprobs, "<f4"),
+        top_token_ids=_packed(told.top_token_ids, "<u4"),
+        top_logprobs=_packed(told.top_logprobs, "<f4"),
+    )
+
+
+def _packed(values: npt.NDArray[np.generic], dtype: str) -> bytes:
+    return values.astype(dtype).tobytes()
 
 
 def _timings(timings: StageTimings) -> pb.StageTimings:

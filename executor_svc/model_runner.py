@@ -15,6 +15,7 @@ from executor_svc.attention import AttentionMetadata
 from executor_svc.batch import (
     Limits,
     NewSequence,
+    PromptLogprobs,
     RowStatus,
     SamplingParams,
     StageTimings,
@@ -25,8 +26,10 @@ from executor_svc.batch import (
     StoppingParams,
     TokenLogprobs,
 )
+from executor_svc.finite import finite_rows
 from executor_svc.input_batch import InputBatch, InputBatchBuilder
 from executor_svc.kv_cache import KVCache
+from executor_svc.prompt_scorer import PromptScorer
 from executor_svc.sampler import Sampler
 from executor_svc.sequence_state import SequenceTable
 
@@ -58,6 +61,7 @@ class ModelRunner:
         self._sampler = sampler
         self._table = SequenceTable(limits)
         self._builder = InputBatchBuilder(self._table, limits)
+        self._prompt_scorer = PromptScorer(model.compute_logits, sampler.gather_logprobs, self._table)
         self._limits = limits
 
     @property
@@ -130,8 +134,10 @@ class ModelRunner:
         prepared = forwarded = perf_counter()
         sampled: dict[int, int] = {}
         logprobs: dict[int, TokenLogprobs] = {}
+        prompt_logprobs: dict[int, PromptLogprobs] = {}
         if len(inputs.rows):
-            logits, sound = self._forward(inputs)
+            hidden, logits, sound = self._forward(inputs)
+            prompt_logprobs = self._prompt_scorer.score(inputs, hidden, sound)
             forwarded = perf_counter()
             self._settle(batch, inputs, sound)
             sampled, logprobs = self._sample(inputs, logits, sound)
@@ -145,21 +151,24 @@ class ModelRunner:
             statuses=tuple(inputs.statuses),
             sampled=tuple(map(sampled.get, range(len(batch.handles)))),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             timings=timings,
         )
 
-    def _forward(self, inputs: InputBatch) -> tuple[Tensor | None, Bools]:
-        """Return the logits of the N sampling rows, None where there are none, and which of the R rows are finite."""
+    def _forward(self, inputs: InputBatch) -> tuple[Tensor, Tensor | None, Bools]:
+        """Return the hidden states of the T tokens, the logits of the N sampling rows, None where there are none, and
+        which of the R rows are finite.
+        """
         hidden = self._model.forward(inputs.token_ids, inputs.metadata, self._kv_cache)
-        sound = _finite_rows(hidden)
+        sound = finite_rows(hidden)
         if len(sound) != len(inputs.rows):
             # A row is sound if all its tokens are; each has at least one.
             sound = np.logical_and.reduceat(sound, inputs.metadata.query_start[:-1].numpy())
         if len(inputs.sampling) == 0:
-            return None, sound
+            return hidden, None, sound
         logits = self._model.compute_logits(hidden[inputs.last_tokens])
-        sound[inputs.sampling] &= _finite_rows(logits)
-        return logits, sound
+        sound[inputs.sampling] &= finite_rows(logits)
+        return hidden, logits, sound
 
     def _settle(self, batch: StepBatch, inputs: InputBatch, sound: Bools) -> None:
         """Count the computed tokens of the sound rows; end the stays of the others."""
@@ -194,17 +203,6 @@ class ModelRunner:
                 self._table.add_ended(sequence.handle)
         for handle in batch.handles:
             self._table.end(handle)
-
-
-def _finite_rows(values: Tensor) -> Bools:
-    """Whether every number of each row of [N, M] is finite, bool [N]."""
-    # A finite sum proves finite terms at a fraction of the cost. A sum can overflow without them: then each term is
-    # looked at.
-    finite = torch.isfinite(values.sum(dim=-1, dtype=torch.float32))
-    if not bool(finite.all()):
-        doubtful = (~finite).nonzero()[:, 0]
-        finite[doubtful] = torch.isfinite(values[doubtful]).all(dim=-1)
-    return finite.numpy()
 
 
 def _failure(error: Exception) -> StepFailure:

@@ -10,6 +10,10 @@ from executor_svc.batch import Limits, NewSequence, SamplingParams, StoppingPara
 
 MAX_TOP_LOGPROBS = 20
 """Most alternatives a token can be reported with."""
+MAX_BAD_WORDS = 1024
+"""Most bad words of a sequence."""
+MAX_BAD_WORD_TOKENS = 1024
+"""Most tokens of a bad word."""
 
 
 def problem_with(sequence: NewSequence, limits: Limits) -> str | None:
@@ -29,6 +33,8 @@ def problem_with(sequence: NewSequence, limits: Limits) -> str | None:
     return (
         _problem_with_stopping(sequence.stopping, num_tokens - num_prompt, sequence.token_ids[-1], limits)
         or _problem_with_sampling(sequence.sampling, limits)
+        or _problem_with_bias(sequence.sampling, limits)
+        or _problem_with_bad_words(sequence, limits)
         or (None if 0 <= sequence.choice < 1 << 32 else f"choice is {sequence.choice}")
     )
 
@@ -51,6 +57,7 @@ def _problem_with_sampling(sampling: SamplingParams, limits: Limits) -> str | No
         ("temperature", sampling.temperature, sampling.temperature >= 0),
         ("top_p", sampling.top_p, 0 < sampling.top_p <= 1),
         ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1),
+        ("typical_p", sampling.typical_p, 0 < sampling.typical_p <= 1),
         ("repetition_penalty", sampling.repetition_penalty, sampling.repetition_penalty > 0),
         ("presence_penalty", sampling.presence_penalty, True),
         ("frequency_penalty", sampling.frequency_penalty, True),
@@ -58,8 +65,39 @@ def _problem_with_sampling(sampling: SamplingParams, limits: Limits) -> str | No
     for name, value, in_range in ranges:
         if not (isfinite(value) and in_range):
             return f"{name} is {value}"
-    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= min(MAX_TOP_LOGPROBS, limits.vocab_size):
-        return f"top_logprobs is {sampling.top_logprobs}"
+    most = min(MAX_TOP_LOGPROBS, limits.vocab_size)
+    for name, count in (("top_logprobs", sampling.top_logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and not 0 <= count <= most:
+            return f"{name} is {count}"
     if sampling.top_k < 0 or not 0 <= sampling.seed < 1 << 64:
         return f"top_k is {sampling.top_k}, seed is {sampling.seed}"
     return None
+
+
+def _problem_with_bias(sampling: SamplingParams, limits: Limits) -> str | None:
+    token_ids, values = sampling.bias_token_ids, sampling.bias_values
+    if len(token_ids) != len(values):
+        return f"{len(values)} biases for {len(token_ids)} tokens"
+    if len(set(token_ids)) != len(token_ids):
+        return "a token has two biases"
+    if any(not 0 <= token < limits.vocab_size for token in token_ids):
+        return f"a biased token id is not below {limits.vocab_size}"
+    if not all(map(isfinite, values)):
+        return "a bias is not finite"
+    return None
+
+
+def _problem_with_bad_words(sequence: NewSequence, limits: Limits) -> str | None:
+    words, stopping = sequence.sampling.bad_words, sequence.stopping
+    if not words:
+        return None
+    if len(words) > MAX_BAD_WORDS or max(map(len, words)) > MAX_BAD_WORD_TOKENS:
+        return f"more than {MAX_BAD_WORDS} bad words, or one of more than {MAX_BAD_WORD_TOKENS} tokens"
+    if not all(words):
+        return "a bad word is empty"
+    if any(not 0 <= token < limits.vocab_size for word in words for token in word):
+        return f"a token id of a bad word is not below {limits.vocab_size}"
+    forbidden = {word[0] for word in words if len(word) == 1}
+    if len(sequence.token_ids) - sequence.num_prompt_tokens < stopping.min_tokens:
+        forbidden |= set(stopping.stop_token_ids)
+    return "bad words forbid every token" if len(forbidden) >= limits.vocab_size else None

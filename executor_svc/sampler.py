@@ -1,4 +1,4 @@
-"""From logits to tokens: min_tokens, penalties, the draw, logprobs."""
+"""From logits to tokens: bias, penalties, bad words, min_tokens, the draw, logprobs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from executor_svc.batch import TokenLogprobs
 from executor_svc.kernels import KernelSet
+from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.kernels.philox import uniform
 from executor_svc.kernels.sampling import GREEDY_TEMPERATURE
 from executor_svc.sampler_state import SamplerState
@@ -22,6 +23,11 @@ class Sampler:
     def __init__(self, kernels: KernelSet) -> None:
         self._kernels = kernels
 
+    @property
+    def gather_logprobs(self) -> GatherLogprobs:
+        """The op that all logprobs come from."""
+        return self._kernels.gather_logprobs
+
     def sample(
         self, logits: Tensor, state: SamplerState, slots: Ints, positions: Ints
     ) -> tuple[Ints, dict[int, TokenLogprobs]]:
@@ -33,14 +39,28 @@ class Sampler:
         parameters = state.parameters[slots]
         wants_logprobs = np.flatnonzero(parameters["top_logprobs"] >= 0)
         raw = logits[torch.from_numpy(wants_logprobs)] if len(wants_logprobs) else None
+        if state.biases:
+            self._add_bias(logits, state, slots)
         if state.counts:
             self._apply_penalties(logits, state, slots, parameters)
-        if state.masked_stops:
-            _mask_stops(logits, state, slots)
+        if state.bad_words or state.masked_stops:
+            _forbid(logits, state, slots)
         token_ids = self._draw(logits, parameters, positions)
         if raw is None:
             return token_ids, {}
         return token_ids, self._logprobs(raw, token_ids, wants_logprobs, parameters["top_logprobs"])
+
+    def _add_bias(self, logits: Tensor, state: SamplerState, slots: Ints) -> None:
+        biased = [(row, state.biases[slot]) for row, slot in enumerate(slots.tolist()) if slot in state.biases]
+        if not biased:
+            return
+        sizes = [len(bias.token_ids) for _, bias in biased]
+        self._kernels.add_logit_bias(
+            logits,
+            rows=torch.from_numpy(np.repeat([row for row, _ in biased], sizes)),
+            token_ids=torch.from_numpy(np.concatenate([bias.token_ids for _, bias in biased])),
+            values=torch.from_numpy(np.concatenate([bias.values for _, bias in biased])),
+        )
 
     def _apply_penalties(
         self, logits: Tensor, state: SamplerState, slots: Ints, parameters: npt.NDArray[np.void]
@@ -71,6 +91,7 @@ class Sampler:
             top_k=_column(parameters, "top_k"),
             top_p=_column(parameters, "top_p"),
             min_p=_column(parameters, "min_p"),
+            typical_p=_column(parameters, "typical_p"),
             uniform=torch.from_numpy(noise),
         ).numpy()
         return token_ids
@@ -82,11 +103,30 @@ class Sampler:
         return {row: TokenLogprobs(logprob, ids[:count], tops[:count]) for row, logprob, ids, tops, count in columns}
 
 
-def _mask_stops(logits: Tensor, state: SamplerState, slots: Ints) -> None:
+def _forbid(logits: Tensor, state: SamplerState, slots: Ints) -> None:
+    """Make the logits of tokens that may not come next negative infinity."""
+    forbidden: list[tuple[int, Ints]] = []
     for row, slot in enumerate(slots.tolist()):
-        masked = state.masked_stops.get(slot)
-        if masked is not None:
-            logits[row, torch.from_numpy(masked.token_ids)] = float("-inf")
+        stops, words = state.masked_stops.get(slot), state.bad_words.get(slot)
+        held = [] if stops is None else [stops.token_ids]
+        if words is not None:
+            held.append(words.always)
+            if _leave_one([*held, words.completing], logits.shape[1]):
+                held.append(words.completing)
+        forbidden.extend((row, token_ids) for token_ids in held)
+    if forbidden:
+        rows = np.repeat([row for row, _ in forbidden], [len(token_ids) for _, token_ids in forbidden])
+        token_ids = np.concatenate([token_ids for _, token_ids in forbidden])
+        logits[torch.from_numpy(rows), torch.from_numpy(token_ids)] = float("-inf")
+
+
+def _leave_one(forbidden: list[Ints], vocab: int) -> bool:
+    """Whether a token is left.
+
+    A record that forbids every token for good, or until min_tokens, is refused (see record_check). Longer bad words can
+    do so for one token, where they complete on all that are left; then they give way.
+    """
+    return sum(map(len, forbidden)) < vocab or len(np.unique(np.concatenate(forbidden))) < vocab
 
 
 def _column(parameters: npt.NDArray[np.void], name: str) -> Tensor:

@@ -1,11 +1,12 @@
 """What sampling must know of every live stay: a function of its record, kept up to date token by token.
 
-Columns are indexed by slot (see `sequence_state`). Only sequences that use penalties or min_tokens keep anything
-beyond their parameters, so a plain sequence costs nothing per step.
+Columns are indexed by slot (see `sequence_state`). Only sequences that use penalties, min_tokens, a bias, bad words or
+prompt logprobs keep anything beyond their parameters, so a plain sequence costs nothing per step.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +26,13 @@ PARAMETERS = np.dtype(
         ("seed", np.uint64),
         ("choice", np.int64),
         ("top_logprobs", np.int64),
-    ]
+        ("typical_p", np.float32),
+    ],
+    # torch takes a column only where the row's size is a multiple of the column's.
+    align=True,
 )
 """A row of sampling parameters; top_logprobs is -1 where no logprobs are wanted."""
+_NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
 class TokenCounts:
@@ -81,6 +86,60 @@ class MaskedStops:
     """Output tokens until they may, at least 1."""
 
 
+@dataclass(frozen=True)
+class LogitBias:
+    """Tokens whose logits are changed."""
+
+    token_ids: npt.NDArray[np.int64]
+    """Distinct."""
+    values: npt.NDArray[np.float32]
+    """What is added to each."""
+
+
+class BadWords:
+    """The tokens that may not be sampled next, lest the output contain a bad word.
+
+    Words are looked for in the output alone: one that begins in the prompt is not the output's. Adding a token costs
+    as much as there are words that go on from it.
+    """
+
+    def __init__(self, words: tuple[tuple[int, ...], ...], output: npt.NDArray[np.int64]) -> None:
+        self.always = np.array(sorted({word[0] for word in words if len(word) == 1}), dtype=np.int64)
+        """Distinct: the words of one token."""
+        self._by_token: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for word in set(words):
+            if len(word) > 1:
+                self._by_token[word[-2]].append(word)
+        longest = max(map(len, words)) - 1
+        self._tail = deque(output[max(0, len(output) - longest) :].tolist(), maxlen=longest)
+        self.completing = self._completing()
+        """Distinct: the last tokens of the longer words whose others stand at the output's end."""
+
+    def add(self, token_id: int) -> None:
+        """Take in one more output token."""
+        self._tail.append(token_id)
+        self.completing = self._completing()
+
+    @property
+    def tail(self) -> list[int]:
+        """The end of the output: as much as the longest word needs."""
+        return list(self._tail)
+
+    def _completing(self) -> npt.NDArray[np.int64]:
+        words = self._by_token.get(self._tail[-1], ()) if self._tail else ()
+        tail = tuple(self._tail) if words else ()
+        last = {word[-1] for word in words if tail[1 - len(word) :] == word[:-1]}
+        return np.array(sorted(last), dtype=np.int64) if last else _NO_TOKENS
+
+
+@dataclass(frozen=True)
+class WantedPrompt:
+    """What a sequence wants to know of its prompt."""
+
+    num_prompt_tokens: int
+    num_top: int
+
+
 class SamplerState:
     """The sampler's view of every live stay."""
 
@@ -91,6 +150,18 @@ class SamplerState:
         """By slot, of the sequences that use penalties."""
         self.masked_stops: dict[int, MaskedStops] = {}
         """By slot, of the sequences with fewer than min_tokens output tokens."""
+        self.biases: dict[int, LogitBias] = {}
+        """By slot, of the sequences that have one."""
+        self.bad_words: dict[int, BadWords] = {}
+        """By slot, of the sequences that have some."""
+        self.wanted_prompts: dict[int, WantedPrompt] = {}
+        """By slot, of the sequences that want logprobs of their prompts."""
+
+    @property
+    def slots_with_more(self) -> set[int]:
+        """Slots that keep more than their parameters."""
+        kept = (self.counts, self.masked_stops, self.biases, self.bad_words, self.wanted_prompts)
+        return {slot for each in kept for slot in each}
 
     def grow(self, capacity: int) -> None:
         """Make room for slots up to `capacity`."""
@@ -110,20 +181,33 @@ class SamplerState:
         remaining = stopping.min_tokens - len(output)
         if remaining > 0 and stopping.stop_token_ids:
             self.masked_stops[slot] = MaskedStops(np.array(stopping.stop_token_ids, dtype=np.int64), remaining)
+        if params.bias_token_ids:
+            token_ids = np.array(params.bias_token_ids, dtype=np.int64)
+            self.biases[slot] = LogitBias(token_ids, np.array(params.bias_values, dtype=np.float32))
+        if params.bad_words:
+            self.bad_words[slot] = BadWords(params.bad_words, output)
+        if params.prompt_logprobs is not None:
+            self.wanted_prompts[slot] = WantedPrompt(sequence.num_prompt_tokens, params.prompt_logprobs)
 
     def remove(self, slot: int) -> None:
         """Forget a slot."""
         self.counts.pop(slot, None)
         self.masked_stops.pop(slot, None)
+        self.biases.pop(slot, None)
+        self.bad_words.pop(slot, None)
+        self.wanted_prompts.pop(slot, None)
 
     def append(self, slots: list[int], token_ids: list[int]) -> None:
         """Take in one sampled token for each of `slots`."""
-        if not (self.counts or self.masked_stops):
+        if not (self.counts or self.masked_stops or self.bad_words):
             return
         for slot, token_id in zip(slots, token_ids, strict=True):
             counts = self.counts.get(slot)
             if counts is not None:
                 counts.add(token_id)
+            words = self.bad_words.get(slot)
+            if words is not None:
+                words.add(token_id)
             masked = self.masked_stops.get(slot)
             if masked is not None:
                 masked.remaining -= 1
@@ -141,6 +225,20 @@ class SamplerState:
         assert (mask and mask.remaining) == (mask_anew and mask_anew.remaining), f"slot {slot}: min_tokens drifted"
         if mask is not None and mask_anew is not None:
             assert mask.token_ids.tolist() == mask_anew.token_ids.tolist(), f"slot {slot}: masked stops drifted"
+        assert _bias(self, slot) == _bias(rebuilt, slot), f"slot {slot}: the bias differs from the record's"
+        assert _forbidden(self, slot) == _forbidden(rebuilt, slot), f"slot {slot}: bad words drifted"
+        wanted, wanted_anew = self.wanted_prompts.get(slot), rebuilt.wanted_prompts.get(slot)
+        assert wanted == wanted_anew, f"slot {slot}: what is wanted of the prompt differs from the record's"
+
+
+def _bias(state: SamplerState, slot: int) -> dict[int, float] | None:
+    bias = state.biases.get(slot)
+    return None if bias is None else dict(zip(bias.token_ids.tolist(), bias.values.tolist(), strict=True))
+
+
+def _forbidden(state: SamplerState, slot: int) -> tuple[list[int], ...] | None:
+    words = state.bad_words.get(slot)
+    return None if words is None else (words.always.tolist(), words.completing.tolist(), words.tail)
 
 
 def _row(params: SamplingParams, choice: int) -> tuple[float, ...]:
@@ -155,4 +253,5 @@ def _row(params: SamplingParams, choice: int) -> tuple[float, ...]:
         params.seed,
         choice,
         -1 if params.top_logprobs is None else params.top_logprobs,
+        params.typical_p,
     )

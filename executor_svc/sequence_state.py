@@ -137,7 +137,7 @@ class SequenceTable:
         assert len(taken) == len(self._slots), "two stays share a slot"
         assert taken.isdisjoint(self._free), "a free slot is taken"
         assert len(taken) + len(self._free) == len(self.num_tokens), "a slot is lost"
-        assert self.sampler.counts.keys() | self.sampler.masked_stops.keys() <= taken, "sampler state without a stay"
+        assert self.sampler.slots_with_more <= taken, "sampler state without a stay"
         for handle, slot in self._slots.items():
             assert self._handles[slot] == handle, f"slot {slot} names another handle than {handle}"
             num_tokens, num_blocks = int(self.num_tokens[slot]), int(self.num_blocks[slot])

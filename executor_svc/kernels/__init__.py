@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from executor_svc.kernels.activation import SiluAndMul
 from executor_svc.kernels.linear import PackLinear
+from executor_svc.kernels.logit_bias import AddLogitBias
 from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.kernels.norm import AddRmsNorm, RmsNorm
 from executor_svc.kernels.paged_attention import PlanAttention
@@ -35,6 +36,7 @@ class KernelSet:
     rotary_embedding: RotaryEmbedding
     write_kv: WriteKv
     plan_attention: PlanAttention
+    add_logit_bias: AddLogitBias
     apply_penalties: ApplyPenalties
     sample_tokens: SampleTokens
     gather_logprobs: GatherLogprobs

@@ -7,6 +7,7 @@ import torch
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.activation.cpu import silu_and_mul
 from executor_svc.kernels.linear.cpu import pack_linear
+from executor_svc.kernels.logit_bias.cpu import add_logit_bias
 from executor_svc.kernels.logprobs.cpu import gather_logprobs
 from executor_svc.kernels.norm.cpu import add_rms_norm, rms_norm
 from executor_svc.kernels.paged_attention.cpu import plan_attention
@@ -29,6 +30,7 @@ def build() -> KernelSet:
         rotary_embedding=rotary_embedding,
         write_kv=write_kv,
         plan_attention=plan_attention,
+        add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,
         sample_tokens=sample_tokens,
         gather_logprobs=gather_logprobs,

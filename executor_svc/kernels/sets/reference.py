@@ -5,6 +5,7 @@ from __future__ import annotations
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.activation.reference import silu_and_mul
 from executor_svc.kernels.linear.reference import pack_linear
+from executor_svc.kernels.logit_bias.reference import add_logit_bias
 from executor_svc.kernels.logprobs.reference import gather_logprobs
 from executor_svc.kernels.norm.reference import add_rms_norm, rms_norm
 from executor_svc.kernels.paged_attention.reference import plan_attention
@@ -25,6 +26,7 @@ def build() -> KernelSet:
         rotary_embedding=rotary_embedding,
         write_kv=write_kv,
         plan_attention=plan_attention,
+        add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,
         sample_tokens=sample_tokens,
         gather_logprobs=gather_logprobs,
