@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="octavo",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=18),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=20),
         allow_abbrev=False,
     )
     parser.set_defaults(root_parser=parser)
