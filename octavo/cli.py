@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="octavo",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=20),
+        formatter_class=_formatter,
         allow_abbrev=False,
     )
     parser.set_defaults(root_parser=parser)
@@ -100,3 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command.add_parser(commands)
     return parser
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    formatter = argparse.RawDescriptionHelpFormatter(prog, max_help_position=18)
+    # argparse overlooks that the commands stand further in than their heading, and would break the longest lines.
+    formatter._action_max_length = 16
+    return formatter
