@@ -2,7 +2,7 @@
 
 Counts are plain numbers, changed on the event loop together with the state that they describe; the page is made on the
 loop too. So accepted = finished + failed + cancelled + live on every page, and a token costs a fraction of a
-microsecond, where prometheus_client's own counters and histograms, which lock, take ten times that.
+microsecond, where prometheus_client's own counters and histograms, which lock, take several times that.
 """
 
 from __future__ import annotations
