@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from octavo.internal.executor.v1 import executor_pb2, executor_pb2_grpc, sequence_pb2
+from octavo.rpc.logprobs import pack_floats, pack_ids
 
 TIMEOUT = 20.0
 MODEL = "tiny"
@@ -40,6 +41,20 @@ def expected_tokens(
         if tokens[-1] in stops:
             break
     return tokens[len(prompt) :]
+
+
+def prompt_logprob_columns(tokens: Sequence[int], first: int, end: int, num_top: int) -> Any:
+    """What the fake model says of the prompt tokens [first, end): minus the token, exact in float32; then the ids that
+    follow it, with a logprob of minus their place.
+    """
+    told = tokens[first:end]
+    places = range(num_top)
+    return sequence_pb2.TokenLogprobColumns(
+        num_top=num_top,
+        sampled=pack_floats([-float(token) for token in told]),
+        top_token_ids=pack_ids([(token + place) % VOCABULARY for token in told for place in places]),
+        top_logprobs=pack_floats([-float(place) for _ in told for place in places]),
+    )
 
 
 class Watched:
@@ -257,6 +272,7 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
                 result.num_sampled_tokens.append(0)
                 continue
             self._expect(computed == stay.num_computed, f"handle {handle} has {stay.num_computed} computed")
+            self._tell_prompt(stay, scheduled, row, result)
             self._compute(stay, scheduled, slots)
             result.statuses.append(executor_pb2.ROW_STATUS_OK)
             result.num_sampled_tokens.append(int(stay.num_computed == len(stay.tokens)))
@@ -273,6 +289,17 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
             self._expect(slots.get(slot) == (stay.new.handle, position), f"slot {slot} is not its own")
         stay.num_computed += scheduled
         self.num_tokens += scheduled
+
+    def _tell_prompt(self, stay: _Stay, scheduled: int, row: int, result: executor_pb2.StepResult) -> None:
+        if not stay.new.sampling.HasField("prompt_logprobs"):
+            return
+        first = stay.num_computed + 1
+        end = min(first + scheduled, stay.new.num_prompt_tokens)
+        if first < end:
+            columns = prompt_logprob_columns(stay.tokens, first, end, stay.new.sampling.prompt_logprobs)
+            result.prompt_logprobs.append(
+                executor_pb2.RowPromptLogprobs(row=row, first_token_index=first, columns=columns)
+            )
 
     def _sample(self, stay: _Stay, row: int, result: executor_pb2.StepResult) -> None:
         sampling, stopping = stay.new.sampling, stay.new.stopping

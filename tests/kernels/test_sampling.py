@@ -24,6 +24,7 @@ def _parameters(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    typical_p: float = 1.0,
     uniform: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     return {
@@ -31,6 +32,7 @@ def _parameters(
         "top_k": torch.full((num_rows,), top_k, dtype=torch.int64),
         "top_p": torch.full((num_rows,), top_p),
         "min_p": torch.full((num_rows,), min_p),
+        "typical_p": torch.full((num_rows,), typical_p),
         "uniform": torch.linspace(0, 1, num_rows + 1, dtype=torch.float64)[:-1] if uniform is None else uniform,
     }
 
@@ -48,7 +50,7 @@ def test_greedy_takes_the_first_of_the_highest(sample: SampleTokens) -> None:
     logits[0, [300, 301, 650]] = 5.0
     logits[1, [699]] = 5.0
     parameters = _parameters(
-        2, temperature=9.9e-6, top_k=3, top_p=0.1, uniform=torch.full((2,), 0.999, dtype=torch.float64)
+        2, temperature=9.9e-6, top_k=3, top_p=0.1, typical_p=0.1, uniform=torch.full((2,), 0.999, dtype=torch.float64)
     )
     assert sample(logits, **parameters).tolist() == [300, 699]
 
@@ -103,14 +105,24 @@ def test_min_p_is_relative_to_the_likeliest(sample: SampleTokens) -> None:
 def test_masked_tokens_are_never_drawn(sample: SampleTokens) -> None:
     """A logit of negative infinity has weight 0, even where top_k asks for more tokens than are left."""
     logits = [float("-inf"), 1.0, float("-inf"), 1.0, float("-inf")]
-    for parameters in ({}, {"top_k": 4}, {"top_p": 0.999}, {"min_p": 0.1}, {"temperature": 1e-12}):
+    for parameters in (
+        {},
+        {"top_k": 4},
+        {"top_p": 0.999},
+        {"min_p": 0.1},
+        {"temperature": 1e-12},
+        {"typical_p": 0.999},
+        {"typical_p": 0.999, "top_k": 4},
+    ):
         assert _support(sample, logits, **parameters) <= {1, 3}
 
 
 @SETS
 @pytest.mark.parametrize("exponent", range(-12, 0))
 @pytest.mark.parametrize(
-    "filters", [{}, {"top_k": 50, "top_p": 0.9}, {"min_p": 0.05}], ids=["plain", "ranked", "min_p"]
+    "filters",
+    [{}, {"top_k": 50, "top_p": 0.9}, {"min_p": 0.05}, {"typical_p": 0.9}, {"top_k": 50, "typical_p": 0.9}],
+    ids=["plain", "ranked", "min_p", "typical", "ranked typical"],
 )
 def test_small_temperatures(sample: SampleTokens, exponent: int, filters: dict[str, float]) -> None:
     """From 1e-12 to 1e-1 no weight is NaN: with one logit far ahead every temperature gives the greedy token (E5)."""
@@ -136,7 +148,8 @@ def test_draws_follow_the_distribution(sample: SampleTokens) -> None:
 def test_inputs_are_left_alone(sample: SampleTokens) -> None:
     """Sampling changes neither logits nor parameters."""
     logits = torch.randn(6, 90)
-    parameters = _parameters(6, top_k=5, top_p=0.9, min_p=0.01)
+    parameters = _parameters(6, top_k=5, top_p=0.9, min_p=0.01, typical_p=0.9)
+    parameters["top_k"][3:], parameters["top_p"][3:] = 0, 1
     parameters["temperature"][::2] = 0
     before = [logits.clone(), *(value.clone() for value in parameters.values())]
     sample(logits, **parameters)
@@ -159,6 +172,7 @@ def _random_batch(
         "top_k": torch.from_numpy(rng.choice([0, 0, 1, 2, 50, 64, 65, 1024, vocab - 1, vocab, 1 << 31], size=num_rows)),
         "top_p": torch.from_numpy(rng.choice([1e-6, 0.3, 0.9, 0.999, 1, 1], size=num_rows)).float(),
         "min_p": torch.from_numpy(rng.choice([0, 0, 0.05, 1], size=num_rows)).float(),
+        "typical_p": torch.from_numpy(rng.choice([1e-6, 0.2, 0.9, 1 - 2**-24, 1, 1], size=num_rows)).float(),
         "uniform": torch.from_numpy(rng.choice([0.0, 1 - 2**-53, *rng.random(4)], size=num_rows)),
     }
     parameters["top_k"].clamp_(min=0)
