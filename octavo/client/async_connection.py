@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 import grpc.aio
@@ -23,7 +24,7 @@ class AsyncConnection:
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
-        self._calls: set[Any] = set()
+        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_closed = False
 
     @property
@@ -71,9 +72,8 @@ class AsyncConnection:
             await channel.close()
 
     def _keep(self, call: Any) -> Any:
-        """Remember a call until it has ended: closing a channel of grpc's does not end every call on it."""
+        """Remember a call while anybody has it: closing a channel of grpc's does not end every call on it."""
         self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
         return call
 
     async def _open_channel(self) -> grpc.aio.Channel:

@@ -126,6 +126,8 @@ def _message(error: ServiceError, call: CallInfo) -> str:
             return f"the call was not complete within its timeout of {call.timeout:g} s; give it a longer one"
         case grpc.StatusCode.UNAVAILABLE if is_from_transport:
             return _connection_message(error.message, call)
+        case grpc.StatusCode.CANCELLED if is_from_transport:
+            return f"{call.rpc} was cancelled before it was complete, as by closing its client"
         case grpc.StatusCode.UNIMPLEMENTED if is_from_transport:
             return f"{call.peer} does not know {call.rpc}: it is of another version, or no Octavo service"
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.RESOURCE_EXHAUSTED if error.retry_delay is not None:

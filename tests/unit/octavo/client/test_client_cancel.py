@@ -6,10 +6,12 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
-from client_fakes import TIMEOUT, FakeGateway, answer, hang, serving
+from client_fakes import TIMEOUT, Face, FakeGateway, answer, hang, serving
 
 from octavo.client import Client, GenerateStream, RequestCancelledError
 
@@ -156,9 +158,26 @@ def test_closing_the_client_ends_its_calls(hanging_gateway: FakeGateway) -> None
     for thread in threads:
         thread.join(TIMEOUT)
     assert len(errors) == 2
+    assert all("before it was complete" in str(error) for error in errors)
     with pytest.raises(RuntimeError, match="closed"):
         client.tokenize("x")
     client.close()
+
+
+def test_no_connection_is_left(face: Face) -> None:
+    """Once a client is closed its socket is, without waiting for the garbage collector."""
+    with serving(answer("a", "b")) as gateway:
+        port = int(gateway.address.rpartition(":")[2])
+
+        def connections() -> list[object]:
+            everything = psutil.Process().net_connections("tcp")
+            return [each for each in everything if each.raddr and each.raddr.port == port]
+
+        face.read(gateway.address, "x")
+        deadline = time.monotonic() + TIMEOUT
+        while connections() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert connections() == []
 
 
 def test_many_threads_share_a_client_and_nothing_is_left() -> None:
