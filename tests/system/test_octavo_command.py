@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,16 @@ from octavo.models.prepared import PreparedModel
 TIMEOUT = 100.0
 PORTS = ("gateway", "scheduler", "executor", "admin", "metrics")
 FREE_PORTS = [text for name in PORTS for text in (f"--{name}-port", "0")]
+STAGES = (
+    *(("executor-0", stage) for stage in ("imports", "weights", "warm-up", "listening")),
+    *(("gateway", stage) for stage in ("imports", "tokenizer", "listening")),
+    *(("scheduler", stage) for stage in ("imports", "listening")),
+)
+SERIES = (
+    ("gateway", "octavo_requests_accepted_total"),
+    ("scheduler", "octavo_scheduler_requests_accepted_total"),
+    ("executor-0", "octavo_executor_steps_total"),
+)
 SMALL = ("--kv-memory", "16MiB", "--threads", "1", "--dtype", "float32")
 
 
@@ -91,9 +102,18 @@ def test_the_demo_shows_an_answer_and_leaves_nothing_running(
 
 
 def test_up_serves_what_it_prints_survives_a_killed_executor_and_stops_at_sigterm(up: Up, tmp_path: Path) -> None:
-    """The printed program gets its answer, before and after SIGKILL of the executor; SIGTERM ends all, exit code 0."""
+    """Stages and metrics pages are shown, and the pages are there. The printed program gets its answer, before and
+    after SIGKILL of the executor; SIGTERM ends all, exit code 0.
+    """
     address = up.until(r"is served at (\S+) ")[1]
+    for name, stage in STAGES:
+        assert re.search(rf"^  {name} +{stage} +\d+\.\d\d s$", up.printed, re.MULTILINE), (name, stage)
     up.until("^logs: ")
+    pages = re.findall(r"^  (\S+) +(http://127\.0\.0\.1:\d+/metrics)$", up.printed, re.MULTILINE)
+    assert [name for name, _ in pages] == [name for name, _ in SERIES]
+    for (_, page), (_, series) in zip(pages, SERIES, strict=True):
+        with urllib.request.urlopen(page, timeout=TIMEOUT) as response:
+            assert series in response.read().decode(), page
     assert python_program(address) in up.printed
     run_program(address)
     (executor,) = [child for child in processes_of(tmp_path) if "executor_svc" in child.cmdline()]
