@@ -14,6 +14,7 @@ from executor_svc.attention import AttentionMetadata
 from executor_svc.batch import (
     Limits,
     NewSequence,
+    PromptLogprobs,
     RowStatus,
     SamplingParams,
     StepBatch,
@@ -169,6 +170,7 @@ class Driver:
         self._step = 0
         self.outputs: dict[str, list[int]] = {}
         self.statuses: dict[str, list[RowStatus]] = {}
+        self.prompt_logprobs: dict[str, list[PromptLogprobs]] = {}
         self.results: list[StepResult] = []
 
     def add(self, key: str, sequence: NewSequence) -> None:
@@ -240,6 +242,8 @@ class Driver:
         result = self._in_flight.pop(0)
         self.results.append(result)
         assert result.failure is None, result.failure
+        for row, told in result.prompt_logprobs.items():
+            self.prompt_logprobs.setdefault(self._stays[result.handles[row]].key, []).append(told)
         for handle, status, token_id in zip(result.handles, result.statuses, result.sampled, strict=True):
             stay = self._stays.get(handle)
             if stay is None:

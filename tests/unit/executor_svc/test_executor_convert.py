@@ -8,6 +8,7 @@ import pytest
 from executor_svc import convert
 from executor_svc.batch import (
     NewSequence,
+    PromptLogprobs,
     RowStatus,
     SamplingParams,
     StageTimings,
@@ -24,7 +25,7 @@ from octavo.rpc.logprobs import unpack_floats, unpack_ids
 
 
 def test_every_field_of_a_batch_arrives() -> None:
-    """No field of StepBatch and the records in it is lost or swapped; an unset top_logprobs is not 0."""
+    """No field of StepBatch and the records in it is lost or swapped; an unset number of logprobs is not 0."""
     sampling = {
         "temperature": 0.5,
         "top_p": 0.25,
@@ -34,7 +35,11 @@ def test_every_field_of_a_batch_arrives() -> None:
         "presence_penalty": -0.5,
         "frequency_penalty": 0.75,
         "seed": 2**64 - 1,
+        "typical_p": 0.375,
+        "bias_token_ids": (2**32 - 1, 3),
+        "bias_values": (-1.5, 2.0),
     }
+    words = ((4, 2**32 - 1), (5,))
     stopping = sequence_pb2.StoppingParams(max_tokens=9, min_tokens=2, stop_token_ids=[3, 4])
     message = pb.StepBatch(
         session=2**63,
@@ -46,7 +51,12 @@ def test_every_field_of_a_batch_arrives() -> None:
                 token_ids=[1, 2, 2**32 - 1],
                 num_prompt_tokens=2,
                 choice=6,
-                sampling=sequence_pb2.SamplingParams(**sampling, top_logprobs=0),
+                sampling=sequence_pb2.SamplingParams(
+                    **sampling,
+                    top_logprobs=0,
+                    prompt_logprobs=0,
+                    bad_words=[sequence_pb2.TokenSequence(token_ids=word) for word in words],
+                ),
                 stopping=stopping,
             ),
             pb.NewSequence(
@@ -65,7 +75,14 @@ def test_every_field_of_a_batch_arrives() -> None:
         step=4,
         released_handles=(8, 9),
         new_sequences=(
-            NewSequence(5, (1, 2, 2**32 - 1), 2, 6, SamplingParams(**sampling, top_logprobs=0), stops),
+            NewSequence(
+                5,
+                (1, 2, 2**32 - 1),
+                2,
+                6,
+                SamplingParams(**sampling, top_logprobs=0, prompt_logprobs=0, bad_words=words),
+                stops,
+            ),
             NewSequence(6, (1,), 0, 0, SamplingParams(**sampling), stops),
         ),
         handles=(5, 6),
@@ -77,8 +94,18 @@ def test_every_field_of_a_batch_arrives() -> None:
     assert convert.step_batch(pb.StepBatch.FromString(message.SerializeToString())) == expected
 
 
+def test_an_older_gateways_typical_p_is_off() -> None:
+    """typical_p 0, which a gateway that does not know the field sends, is 1."""
+    message = pb.StepBatch(handles=[5], num_scheduled_tokens=[1], num_computed_tokens=[0], num_new_blocks=[0])
+    message.new_sequences.add(handle=5, token_ids=[1], sampling=sequence_pb2.SamplingParams(top_p=1))
+    (sequence,) = convert.step_batch(message).new_sequences
+    assert sequence.sampling == SamplingParams(temperature=0, repetition_penalty=0)
+
+
 def test_every_field_of_a_result_leaves() -> None:
-    """Columns, packed logprobs under their row, and the four timings come out of a result's frame."""
+    """Columns, packed logprobs of outputs and prompts under their row, and the four timings come out of a frame."""
+    # As the op gives them: a part of a wider array.
+    top_ids = np.array([[7, 3, 2**32 - 1, 0], [1, 2, 3, 0]])[:, :3]
     logprobs = TokenLogprobs(-0.5, np.array([7, 3]), np.array([-0.25, -1.5], dtype=np.float32))
     result = StepResult(
         session=1,
@@ -87,6 +114,15 @@ def test_every_field_of_a_result_leaves() -> None:
         statuses=tuple(RowStatus),
         sampled=(9, None, None, None, None),
         logprobs={0: logprobs},
+        prompt_logprobs={
+            3: PromptLogprobs(2, np.array([-2.0, -4.0], dtype=np.float32), top_ids, -top_ids.astype(np.float32) / 8),
+            1: PromptLogprobs(
+                1,
+                np.array([-0.75], dtype=np.float32),
+                np.zeros((1, 0), dtype=np.int64),
+                np.zeros((1, 0), dtype=np.float32),
+            ),
+        },
         timings=StageTimings(queue=1.5, prepare=0.25, forward=0.125, sample=1e-9),
     )
     message = convert.step_result(result).step_result
@@ -105,6 +141,13 @@ def test_every_field_of_a_result_leaves() -> None:
         (7, 3),
         (-0.25, -1.5),
     )
+    plain, wide = message.prompt_logprobs
+    assert (plain.row, plain.first_token_index, plain.columns.num_top) == (1, 1, 0)
+    assert (unpack_floats(plain.columns.sampled), plain.columns.top_token_ids) == ((-0.75,), b"")
+    assert (wide.row, wide.first_token_index, wide.columns.num_top) == (3, 2, 3)
+    assert unpack_floats(wide.columns.sampled) == (-2.0, -4.0)
+    assert unpack_ids(wide.columns.top_token_ids) == (7, 3, 2**32 - 1, 1, 2, 3)
+    assert unpack_floats(wide.columns.top_logprobs) == (-0.875, -0.375, -(2.0**29), -0.125, -0.25, -0.375)
     assert message.timings.queue.ToNanoseconds() == 1_500_000_000
     assert message.timings.prepare.ToNanoseconds() == 250_000_000
     assert message.timings.forward.ToNanoseconds() == 125_000_000

@@ -20,6 +20,15 @@ from executor_svc.batch import (
 
 RANDOM = SamplingParams(temperature=1.0, seed=11)
 PENALIZED = SamplingParams(temperature=0.0, repetition_penalty=2.0, presence_penalty=0.3, frequency_penalty=0.4)
+CLEAN = SamplingParams(
+    temperature=1.2,
+    seed=4,
+    bias_token_ids=(1, 2, 3, 9),
+    bias_values=(9.0, 9.0, 9.0, -50.0),
+    bad_words=((7,), (1, 1), (2, 3, 1), (3, 2, 1, 3), (1, 2, 2)),
+    prompt_logprobs=3,
+)
+"""Writes little but 1, 2 and 3, and not the bad words among their runs."""
 
 
 def _mix() -> dict[str, NewSequence]:
@@ -35,6 +44,8 @@ def _mix() -> dict[str, NewSequence]:
         "late": make_sequence(
             0, [1, 2], sampling=RANDOM, max_tokens=20, min_tokens=6, stop_token_ids=tuple(range(0, 60, 2))
         ),
+        "typical": make_sequence(0, [6, 6], sampling=replace(RANDOM, typical_p=0.7, top_logprobs=2), max_tokens=10),
+        "clean": make_sequence(0, [3, 1, 4, 1, 5], sampling=CLEAN, max_tokens=16, choice=1),
     }
 
 
@@ -71,11 +82,26 @@ def test_lengths_and_ends(undisturbed: dict[str, list[int]]) -> None:
         "penalized": 14,
         "random": 11,
         "filtered": 13,
+        "typical": 10,
+        "clean": 16,
     }
     late = undisturbed["late"]
     assert late[-1] % 2 == 0
     assert 6 < len(late) <= 20
     assert all(token % 2 == 1 or token == 60 for token in late[:-1])
+
+
+def test_bad_words_are_not_written(undisturbed: dict[str, list[int]]) -> None:
+    """The output holds none of its bad words, and does without them, though the bias asks for little else."""
+    wild = replace(CLEAN, bad_words=())
+    free = _run_all({"wild": make_sequence(0, [3, 1, 4, 1, 5], sampling=wild, max_tokens=16, choice=1)}, make_limits())
+    assert any(_holds(free["wild"], word) for word in CLEAN.bad_words)
+    assert not any(_holds(undisturbed["clean"], word) for word in CLEAN.bad_words)
+    assert set(undisturbed["clean"]) & {1, 2, 3}
+
+
+def _holds(output: list[int], word: tuple[int, ...]) -> bool:
+    return any(tuple(output[start : start + len(word)]) == word for start in range(len(output)))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -15,8 +15,10 @@ from executor_svc.batch import (
     StepBatch,
     StepFailureReason,
     StepResult,
+    StoppingParams,
 )
 from executor_svc.model_runner import ModelRunner
+from executor_svc.record_check import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 
 RANDOM = SamplingParams(temperature=1.0, seed=11)
 PENALIZED = SamplingParams(temperature=0.0, repetition_penalty=2.0, presence_penalty=0.3, frequency_penalty=0.4)
@@ -122,6 +124,15 @@ def test_bad_rows_disturb_nobody(row: tuple[int, int, int, list[int]]) -> None:
     runner.check_invariants()
 
 
+def _biased(token_ids: tuple[int, ...], values: tuple[float, ...]) -> NewSequence:
+    sampling = SamplingParams(temperature=1, bias_token_ids=token_ids, bias_values=values)
+    return make_sequence(1, [9, 8], sampling=sampling)
+
+
+def _with_bad_words(words: tuple[tuple[int, ...], ...]) -> NewSequence:
+    return make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, bad_words=words))
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -141,6 +152,27 @@ def test_bad_rows_disturb_nobody(row: tuple[int, int, int, list[int]]) -> None:
         make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, repetition_penalty=0)),
         make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, presence_penalty=float("inf"))),
         make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, top_logprobs=21)),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, prompt_logprobs=21)),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, prompt_logprobs=-1)),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, typical_p=0)),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, typical_p=1.01)),
+        make_sequence(1, [9, 8], sampling=SamplingParams(temperature=1, typical_p=float("nan"))),
+        _biased((61,), (1.0,)),
+        _biased((2**32 - 1,), (1.0,)),
+        _biased((5,), (float("nan"),)),
+        _biased((5,), (float("-inf"),)),
+        _biased((5, 5), (1.0, 2.0)),
+        _biased((5, 6), (1.0,)),
+        _with_bad_words(((),)),
+        _with_bad_words(((5,), (6, 61))),
+        _with_bad_words(((5, 2**32 - 1),)),
+        _with_bad_words(tuple((token,) for token in range(61))),
+        _with_bad_words(tuple((5, 6) for _ in range(MAX_BAD_WORDS + 1))),
+        _with_bad_words(((5,) * (MAX_BAD_WORD_TOKENS + 1),)),
+        replace(
+            _with_bad_words(tuple((token,) for token in range(60))),
+            stopping=StoppingParams(max_tokens=8, min_tokens=1, stop_token_ids=(60,)),
+        ),
     ],
 )
 def test_bad_records_disturb_nobody(bad: NewSequence) -> None:
@@ -153,6 +185,21 @@ def test_bad_records_disturb_nobody(bad: NewSequence) -> None:
     assert runner.run(_batch(2, (1, 1, 2, []))).statuses == (RowStatus.SKIPPED,)
     assert runner.run(_batch(3, (1, 1, 2, []), released_handles=(1,))).statuses == (RowStatus.DESYNC,)
     runner.check_invariants()
+
+
+def test_the_widest_records_run() -> None:
+    """Biases on the whole vocabulary, as many and as long bad words as may be, and bad words that leave one token."""
+    everything = SamplingParams(
+        temperature=1,
+        bias_token_ids=tuple(range(61)),
+        bias_values=(3e38,) * 61,
+        bad_words=tuple((5, 6, 7) for _ in range(MAX_BAD_WORDS)),
+    )
+    longest = replace(everything, bad_words=(*((token,) for token in range(60)), (5,) * MAX_BAD_WORD_TOKENS))
+    sequences = [make_sequence(handle, [9, 8], sampling=each) for handle, each in enumerate((everything, longest), 1)]
+    result = _start(make_runner(make_limits()), *sequences)
+    assert result.statuses == (RowStatus.OK, RowStatus.OK)
+    assert result.sampled[1] == 60
 
 
 def test_rows_over_the_limits() -> None:

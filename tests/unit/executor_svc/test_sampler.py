@@ -34,7 +34,7 @@ class Recorder:
 
             return call
 
-        ops = ("apply_penalties", "sample_tokens", "gather_logprobs")
+        ops = ("add_logit_bias", "apply_penalties", "sample_tokens", "gather_logprobs")
         self.kernels: KernelSet = replace(real, **{name: recorded(name) for name in ops})
 
     def arguments(self, name: str) -> list[dict[str, Any]]:
@@ -91,20 +91,23 @@ def test_one_threshold_divides_greedy_from_random() -> None:
 
 
 def test_parameters_reach_their_columns() -> None:
-    """Each row's temperature, top_k, top_p and min_p arrive in its place, top_k up to its largest value."""
+    """Each row's temperature, top_k, top_p, min_p and typical_p arrive in its place, top_k up to its largest value."""
     recorder = Recorder()
     _sample(
         recorder,
-        make_sequence(1, [1], sampling=SamplingParams(temperature=0.5, top_k=2**32 - 1, top_p=0.25, min_p=0.125)),
+        make_sequence(
+            1, [1], sampling=SamplingParams(temperature=0.5, top_k=2**32 - 1, top_p=0.25, min_p=0.125, typical_p=0.5)
+        ),
         make_sequence(2, [1], sampling=SamplingParams(temperature=2.0, top_k=3, top_p=0.75, min_p=0.0)),
     )
     (call,) = recorder.arguments("sample_tokens")
     assert (call["temperature"].tolist(), call["top_k"].tolist()) == ([0.5, 2.0], [2**32 - 1, 3])
     assert (call["top_p"].tolist(), call["min_p"].tolist()) == ([0.25, 0.75], [0.125, 0.0])
+    assert call["typical_p"].tolist() == [0.5, 1.0]
 
 
 def test_plain_rows_cost_no_further_op() -> None:
-    """Rows without penalties, min_tokens and logprobs make one call, on the logits as they are."""
+    """Rows without bias, penalties, bad words, min_tokens and logprobs make one call, on the logits as they are."""
     recorder = Recorder()
     _, logprobs, raw = _sample(recorder, make_sequence(1, [1]), make_sequence(2, [1], min_tokens=3))
     ((name, logits, _),) = recorder.calls
@@ -133,6 +136,24 @@ def test_penalties_and_masks_touch_their_own_rows() -> None:
     changed = (logits != raw).nonzero().tolist()
     assert changed == [[0, 7], [0, 8], [0, 9], *([2, token] for token in range(49))]
     assert tokens[2] == 49
+
+
+def test_bias_comes_before_the_penalties() -> None:
+    """The bias reaches its rows first, and the penalties see biased logits."""
+    recorder = Recorder()
+    params = SamplingParams(temperature=0, bias_token_ids=(4, 2), bias_values=(3.0, -2.0), presence_penalty=1.0)
+    _, _, raw = _sample(
+        recorder,
+        make_sequence(1, [1]),
+        make_sequence(2, [1, 4], num_prompt_tokens=1, sampling=params),
+    )
+    (call,) = recorder.arguments("add_logit_bias")
+    places = zip(call["rows"].tolist(), call["token_ids"].tolist(), call["values"].tolist(), strict=True)
+    assert list(places) == [(1, 4, 3.0), (1, 2, -2.0)]
+    assert [name for name, _, _ in recorder.calls] == ["add_logit_bias", "apply_penalties", "sample_tokens"]
+    _, biased, _ = recorder.calls[1]
+    assert torch.equal(biased[1, [4, 2]], raw[1, [4, 2]] + torch.tensor([3.0, -2.0]))
+    assert (biased != raw).nonzero().tolist() == [[1, 2], [1, 4]]
 
 
 def test_logprobs_are_asked_for_once_with_the_widest_row() -> None:

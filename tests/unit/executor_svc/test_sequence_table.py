@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_svc.batch import NewSequence, SamplingParams
-from executor_svc.sampler_state import SamplerState, TokenCounts
+from executor_svc.sampler_state import BadWords, SamplerState, TokenCounts, WantedPrompt
 from executor_svc.sequence_state import ENDED, UNKNOWN, SequenceTable
 
 PENALIZED = SamplingParams(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.1)
+OPTIONED = replace(
+    PENALIZED, bias_token_ids=(4, 2), bias_values=(1.0, -1.0), bad_words=((3,), (7, 9, 8), (9, 1)), prompt_logprobs=2
+)
 
 
 def _append(table: SequenceTable, handle: int, token_id: int) -> None:
@@ -43,15 +46,15 @@ def test_life_of_a_stay() -> None:
 def test_a_slot_brings_nothing_from_its_last_stay() -> None:
     """A sequence in a used slot has no blocks, computed tokens, counts or masks but its own."""
     table = SequenceTable(make_limits(max_num_seqs=1))
-    table.add(make_sequence(1, [5, 6, 7], sampling=PENALIZED, min_tokens=5, stop_token_ids=(1,)))
+    table.add(make_sequence(1, [5, 6, 7], sampling=OPTIONED, min_tokens=5, stop_token_ids=(1,)))
+    assert table.sampler.slots_with_more == {0}
     assert table.append_blocks(0, np.array([3, 4]))
     table.num_computed_tokens[0] = 2
     table.check_invariants()
     table.end(1)
     table.add(make_sequence(2, [9]))
     assert (table.num_computed_tokens[0], table.num_blocks[0], table.block_tables[0].any()) == (0, 0, False)
-    assert not table.sampler.counts
-    assert not table.sampler.masked_stops
+    assert not table.sampler.slots_with_more
     table.check_invariants()
 
 
@@ -79,7 +82,7 @@ def test_growth_keeps_everything() -> None:
     """When more stays come than there are slots, the table doubles and every stay keeps its state."""
     table = SequenceTable(make_limits(max_num_seqs=2))
     for handle in range(1, 6):
-        table.add(make_sequence(handle, [handle, handle], sampling=PENALIZED, min_tokens=3, stop_token_ids=(handle,)))
+        table.add(make_sequence(handle, [handle, handle], sampling=OPTIONED, min_tokens=3, stop_token_ids=(handle,)))
         table.append_blocks(int(table.slots([handle])[0]), np.array([handle]))
         _append(table, handle, 30 + handle)
     assert len(table) == 5
@@ -131,6 +134,74 @@ def test_min_tokens_counts_the_output_that_is_there() -> None:
     assert not state.masked_stops
 
 
+words = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
+
+
+@given(
+    bad_words=st.lists(words, min_size=1, max_size=8).map(tuple),
+    known=st.lists(st.integers(0, 3), max_size=10),
+    added=st.lists(st.integers(0, 3), max_size=20),
+)
+def test_bad_words_are_those_that_the_output_goes_on_to(
+    bad_words: tuple[tuple[int, ...], ...], known: list[int], added: list[int]
+) -> None:
+    """After every token, grown or built anew, the forbidden tokens are the last ones of the words whose others stand
+    at the end of the output.
+    """
+    grown, output = BadWords(bad_words, np.array(known, dtype=np.int64)), list(known)
+    for token in [None, *added]:
+        if token is not None:
+            grown.add(token)
+            output.append(token)
+        anew = BadWords(bad_words, np.array(output, dtype=np.int64))
+        longer = {word for word in bad_words if len(word) > 1 and tuple(output[1 - len(word) :]) == word[:-1]}
+        for state in (grown, anew):
+            assert state.always.tolist() == sorted({word[0] for word in bad_words if len(word) == 1})
+            assert state.completing.tolist() == sorted({word[-1] for word in longer})
+        assert grown.tail == anew.tail
+
+
+def test_bad_words_do_not_begin_in_the_prompt() -> None:
+    """A word whose beginning stands at the prompt's end is not looked for there; in the output it is."""
+    state = SamplerState(2)
+    params = SamplingParams(temperature=0, bad_words=((8, 9),))
+    state.add(0, make_sequence(1, [7, 8], sampling=params))
+    state.add(1, make_sequence(2, [7, 8], num_prompt_tokens=1, sampling=params))
+    assert state.bad_words[0].completing.tolist() == []
+    assert state.bad_words[1].completing.tolist() == [9]
+
+
+def test_an_option_keeps_nothing_where_it_is_not_used() -> None:
+    """A plain record leaves its parameters and nothing else."""
+    state = SamplerState(1)
+    state.add(0, make_sequence(1, [7, 8], sampling=SamplingParams(temperature=1, typical_p=0.5, top_logprobs=3)))
+    assert not state.slots_with_more
+
+
+def _drift_bias(table: SequenceTable) -> None:
+    table.sampler.biases[0].values[0] = 2.0
+
+
+def _drift_words(table: SequenceTable) -> None:
+    table.sampler.bad_words[0].add(9)
+
+
+def _drift_lost_words(table: SequenceTable) -> None:
+    del table.sampler.bad_words[0]
+
+
+def _drift_wanted(table: SequenceTable) -> None:
+    table.sampler.wanted_prompts[0] = WantedPrompt(4, 2)
+
+
+def _drift_typical(table: SequenceTable) -> None:
+    table.sampler.parameters["typical_p"][0] = 0.5
+
+
+def _drift_bias_slot(table: SequenceTable) -> None:
+    table.sampler.biases[1] = table.sampler.biases[0]
+
+
 def _drift_count(table: SequenceTable) -> None:
     table.sampler.counts[0].add(5)
 
@@ -161,14 +232,28 @@ def _drift_slot(table: SequenceTable) -> None:
 
 @pytest.mark.parametrize(
     "drift",
-    [_drift_count, _drift_mask, _drift_parameters, _drift_computed, _drift_blocks, _drift_free, _drift_slot],
+    [
+        _drift_count,
+        _drift_mask,
+        _drift_parameters,
+        _drift_computed,
+        _drift_blocks,
+        _drift_free,
+        _drift_slot,
+        _drift_bias,
+        _drift_words,
+        _drift_lost_words,
+        _drift_wanted,
+        _drift_typical,
+        _drift_bias_slot,
+    ],
 )
 def test_invariants_notice_drift(drift: Callable[[SequenceTable], None]) -> None:
     """State that is not the rebuild from the record, or counters that do not fit together, fail the check (invariant
     5).
     """
     table = SequenceTable(make_limits())
-    sequence: NewSequence = make_sequence(1, [5, 6, 7], sampling=PENALIZED, min_tokens=5, stop_token_ids=(1,))
+    sequence: NewSequence = make_sequence(1, [5, 6, 7], sampling=OPTIONED, min_tokens=5, stop_token_ids=(1,))
     table.add(sequence)
     table.append_blocks(0, np.array([3]))
     table.num_computed_tokens[0] = 3
