@@ -7,40 +7,15 @@ microsecond, where prometheus_client's own counters and histograms, which lock, 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import grpc
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from gateway.ending import ALL_ENDINGS, FAILED, Ending
-from octavo.rpc.metrics import REQUEST_SECONDS, TOKEN_SECONDS
-
-
-class Histogram:
-    """Observations by size. `bounds`: upper bounds of the buckets, ascending; the last bucket has none."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Return the buckets as Prometheus wants them: each bound with the number of observations up to it."""
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            total += count
-            buckets.append((floatToGoString(bound), total))
-        return buckets
+from octavo.rpc.metrics import REQUEST_SECONDS, TOKEN_SECONDS, Distribution
 
 
 class ModelMetrics:
@@ -51,9 +26,9 @@ class ModelMetrics:
         self.num_ended = dict.fromkeys(ALL_ENDINGS, 0)
         self.prompt_tokens = 0
         self.completion_tokens = 0
-        self.first_token = Histogram(REQUEST_SECONDS)
-        self.inter_token = Histogram(TOKEN_SECONDS)
-        self.whole = Histogram(REQUEST_SECONDS)
+        self.first_token = Distribution(REQUEST_SECONDS)
+        self.inter_token = Distribution(TOKEN_SECONDS)
+        self.whole = Distribution(REQUEST_SECONDS)
 
     def accept(self, prompt_tokens: int) -> None:
         """Count a request whose record has just been made."""
@@ -182,8 +157,8 @@ def _gauge(name: str, text: str, labels: Sequence[str], values: Mapping[tuple[st
     return family
 
 
-def _histogram(name: str, text: str, by_model: Mapping[str, Histogram]) -> HistogramMetricFamily:
+def _histogram(name: str, text: str, by_model: Mapping[str, Distribution]) -> HistogramMetricFamily:
     family = HistogramMetricFamily(name, text, labels=("model",))
-    for model, histogram in by_model.items():
-        family.add_metric((model,), histogram.cumulative(), histogram.sum)
+    for model, distribution in by_model.items():
+        distribution.add_to(family, (model,))
     return family

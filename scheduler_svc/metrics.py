@@ -13,9 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from octavo.rpc.metrics import HOP_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
+from octavo.rpc.metrics import HOP_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS, Distribution, DistributionFamily
 from scheduler_svc.batch import ScheduledBatch, StageTimings
-from scheduler_svc.distribution import Distribution, DistributionFamily
 from scheduler_svc.load import LoadSnapshot
 
 Distributions = Callable[..., Distribution]

@@ -53,7 +53,7 @@ class ServiceError(Exception):
         self.retry_delay = retry_delay
 
     def __repr__(self) -> str:
-        return f"ServiceError({self.code.name}, {self.reason}, {self.message!r})"
+        return f"{type(self).__name__}({self.code.name}, {self.reason}, {self.message!r})"
 
 
 def invalid_argument(violations: Sequence[FieldViolation]) -> ServiceError:

@@ -14,11 +14,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import socket
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from octavo.rpc.server import PortTakenError
 
@@ -34,6 +39,60 @@ HOP_SECONDS = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01,
 
 # The start time of each series, as a series of its own, would double the page.
 prometheus_client.disable_created_metrics()
+
+
+class Distribution:
+    """How often each range of values was seen. Changed on the event loop alone.
+
+    An observation costs a fifth of what prometheus_client's own histogram takes, since there is no lock and the bucket
+    is found by bisection; a step makes eight of them, and a gateway one for every token.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds`: upper ends of the buckets, included, ascending, without +Inf."""
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Put it on a page under these values of the family's labels."""
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+
+
+class DistributionFamily(Collector):
+    """One Distribution for each value of a label, or a single one where there is no label."""
+
+    def __init__(
+        self, name: str, documentation: str, bounds: Sequence[float], *, label: str = "", values: Iterable[str] = ()
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = (label,) if label else ()
+        keys = [(value,) for value in values] if label else [()]
+        self._members: dict[tuple[str, ...], Distribution] = {key: Distribution(bounds) for key in keys}
+
+    def member(self, *values: str) -> Distribution:
+        """Return the distribution of a value of the label."""
+        return self._members[values]
+
+    def describe(self) -> Iterable[Metric]:
+        """Yield the family without its values."""
+        yield HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the family."""
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
+        for values, distribution in self._members.items():
+            distribution.add_to(family, values)
+        yield family
 
 
 class MetricsServer:

@@ -79,7 +79,7 @@ def test_the_environment_is_made_once(machine: FakeMachine) -> None:
     done = machine.make_env()
     assert done.returncode == 0, done.stderr
     (pip,) = [line for line in machine.notes.read_text().splitlines() if line.startswith("pip ")]
-    assert pip.endswith("--constraint constraints-cpu.txt --editable .[gateway,executor,dev]")
+    assert pip.endswith("--constraint constraints-cpu.txt --editable .[gateway,executor,bench,dev]")
     machine.notes.unlink()
     assert machine.make_env().returncode == 0
     assert not machine.notes.exists()

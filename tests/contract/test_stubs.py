@@ -13,16 +13,23 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from octavo.internal.executor.v1 import executor_pb2, executor_pb2_grpc
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from octavo.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
 CONTRACTS = (
     (inference_pb2, inference_pb2_grpc),
     (model_pb2, model_pb2_grpc),
+    (admin_pb2, admin_pb2_grpc),
     (scheduler_pb2, scheduler_pb2_grpc),
     (executor_pb2, executor_pb2_grpc),
 )
-SERVICERS = ("gateway.servicer", "gateway.model_servicer", "scheduler_svc.servicer", "executor_svc.servicer")
+SERVICERS = (
+    "gateway.servicer",
+    "gateway.model_servicer",
+    "gateway.admin_servicer",
+    "scheduler_svc.servicer",
+    "executor_svc.servicer",
+)
 STUB_PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
 SERVICES: list[tuple[ServiceDescriptor, ModuleType]] = [
     (service, grpc_module)

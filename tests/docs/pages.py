@@ -100,6 +100,10 @@ class Reader:
         self._logs = folder.with_name(f"{folder.name}-logs")
         self._logs.mkdir()
         shutil.copytree(ROOT, folder, ignore=lambda _, names: _LEFT_OUT.intersection(names), symlinks=True)
+        # The environment of this run, as `make env` would have left it.
+        (folder / ".venv").mkdir()
+        (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+        (folder / ".venv" / ".made").touch()
         environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
         self._environ = {**environ, "PATH": path, "OCTAVO_HOME": str(home), "NO_COLOR": "1"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import prometheus_client
 import pytest
 from gateway_page import check_requests_balance, endings_of, labelled, value_of
 from metrics_page import Page, page_of
@@ -14,9 +13,8 @@ from prometheus_client import CollectorRegistry
 from gateway.ending import ALL_ENDINGS, FINISHED, Ending
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
-from gateway.metrics import GatewayCollector, GatewayMetrics, Histogram
+from gateway.metrics import GatewayCollector, GatewayMetrics
 from gateway.requests import ChoiceEnd, FinishReason, SamplingParams, StoppingParams
-from octavo.rpc.metrics import TOKEN_SECONDS
 
 LENGTH = ChoiceEnd(FinishReason.LENGTH)
 END_KINDS = {"finished": {"stop", "length"}, "cancelled": {"client", "deadline", "operator", "shutdown"}}
@@ -57,21 +55,6 @@ class Bench:
         """Let a choice have more tokens."""
         first = len(request.choices[choice].token_ids)
         self.live.apply(request.counter, choice, first, [5] * num_tokens, None, end)
-
-
-def test_histogram_is_prometheus_own() -> None:
-    """Our histogram puts every value, those on a bound too, where prometheus_client's puts it."""
-    registry = CollectorRegistry()
-    theirs = prometheus_client.Histogram("h", "h", buckets=TOKEN_SECONDS, registry=registry)
-    ours = Histogram(TOKEN_SECONDS)
-    draw = random.Random(1)
-    for value in [*TOKEN_SECONDS, 0.0, -1.0, 1e9, *(draw.expovariate(3) for _ in range(500))]:
-        theirs.observe(value)
-        ours.observe(value)
-    page = page_of(registry)
-    for bound, count in ours.cumulative():
-        assert value_of(page, "h_bucket", le=bound) == count
-    assert value_of(page, "h_sum") == pytest.approx(ours.sum)
 
 
 def test_everything_is_on_the_page_from_the_start() -> None:

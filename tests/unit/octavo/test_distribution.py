@@ -1,4 +1,4 @@
-"""Histograms of the step loop: the same page as prometheus_client's own."""
+"""Our histograms: the same page as prometheus_client's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from metrics_page import page_of
 from prometheus_client import CollectorRegistry, Histogram
 
 from octavo.rpc.metrics import HOP_SECONDS as BOUNDS
-from scheduler_svc.distribution import DistributionFamily
+from octavo.rpc.metrics import DistributionFamily
 
 VALUES = st.sampled_from(BOUNDS) | st.floats(0, 2)
 
