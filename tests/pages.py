@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 GATEWAY = "127.0.0.1:50051"
 """Where the pages' cells serve."""
 TIMEOUT = 240.0
@@ -47,10 +47,10 @@ class Block:
         return self.language == "bash" and _SERVES.search(self.source) is not None
 
     @property
-    def programs(self) -> set[str]:
-        """The first words of its commands."""
+    def commands(self) -> list[list[str]]:
+        """The words of its commands, a list for each line."""
         lines = re.sub(r"\\\n", " ", self.source).splitlines()
-        return {shlex.split(line, comments=True)[0] for line in lines if shlex.split(line, comments=True)}
+        return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def pages() -> list[Path]:
