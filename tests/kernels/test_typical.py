@@ -123,6 +123,8 @@ def test_ties_as_in_transformers(sample: SampleTokens, share: float) -> None:
         {"top_p": 0.8},
         {"top_p": 0.999},
         {"min_p": 0.05},
+        {"temperature": 2.0, "min_p": 0.05},
+        {"temperature": 2.0, "min_p": 0.05, "top_k": 500},
         {"temperature": 0.6},
         {"temperature": 2.0, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
         {"temperature": 2.0, "top_k": 500, "top_p": 0.95, "min_p": 0.001},
