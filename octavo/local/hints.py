@@ -21,19 +21,14 @@ def grpcurl_commands(address: str) -> dict[str, str]:
 
 
 def python_program(address: str) -> str:
-    """Return a Python program that streams a chat, with the stubs that come with Octavo."""
+    """Return a Python program that streams a chat."""
     return textwrap.dedent(
         f"""\
-        import grpc
-        from octavo.v1 import inference_pb2 as pb, inference_pb2_grpc
+        import octavo
 
-        stub = inference_pb2_grpc.InferenceServiceStub(grpc.insecure_channel("{address}"))
-        message = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="{_QUESTION}")
-        request = pb.GenerateRequest(
-            chat=pb.ChatInput(messages=[message]), sampling=pb.SamplingConfig(temperature=0)
-        )
-        for event in stub.Generate(request):
-            print(event.delta.text, end="", flush=True)
+        with octavo.Client("{address}") as client:
+            for delta in client.generate([{{"role": "user", "content": "{_QUESTION}"}}], temperature=0):
+                print(delta.text, end="", flush=True)
         print()
         """
     )
@@ -45,8 +40,8 @@ def ready_message(model: str, plan: CellPlan) -> str:
     lines = [f"{model} is served at {address} (gRPC, plaintext). Ctrl-C stops it."]
     lines += [f"operator's API at {plan.admin_address}; metrics:"]
     lines += [f"  {service.name:12} http://{service.metrics_address}/metrics" for service in plan.services]
-    lines += [""]
+    lines += ["", "# talk to it", f"octavo chat --address {address}", ""]
     for purpose, command in grpcurl_commands(address).items():
         lines += [f"# {purpose}", command, ""]
-    lines += ["# the same chat from Python (in this environment, or with the stubs made from protos/)"]
+    lines += ["# the same chat from Python, in this environment; docs/clients.md has other languages"]
     return "\n".join(lines) + "\n" + python_program(address)
