@@ -9,6 +9,10 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+from octavo.rpc.early_signals import end_at_sigterm
+
+end_at_sigterm()
+
 from executor_svc.preload import preload_torch
 
 preload_torch()

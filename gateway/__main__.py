@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from octavo.rpc.early_signals import end_at_sigterm
+
+end_at_sigterm()
+
 from gateway.server import serve
 from octavo.models.errors import ModelError
 from octavo.rpc.server import PortTakenError, run

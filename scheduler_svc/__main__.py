@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from octavo.rpc.early_signals import end_at_sigterm
+
+end_at_sigterm()
+
 from octavo.rpc.server import run
 from octavo.rpc.settings import stop_with
 from octavo.rpc.stages import Stages, process_started

@@ -173,7 +173,6 @@ def test_a_set_has_every_op(kernels: KernelSet) -> None:
     """Every field but the name is a callable: nothing falls back silently."""
     ops = {field: value for field, value in vars(kernels).items() if field != "name"}
     assert all(callable(op) for op in ops.values())
-    assert len(ops) == 10
 
 
 def test_a_missing_op_is_an_error() -> None:

@@ -142,9 +142,12 @@ async def test_a_task_cancelled_at_any_moment_of_its_start_leaves_no_call() -> N
                     pass
 
             for turns in range(30):
+                gateway.began.clear()
                 task = asyncio.create_task(read())
                 for _ in range(turns):
                     await asyncio.sleep(0)
+                if turns == 29:  # the last moment of all: a call is in its handler
+                    assert await asyncio.to_thread(gateway.began.wait, TIMEOUT)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -152,7 +155,6 @@ async def test_a_task_cancelled_at_any_moment_of_its_start_leaves_no_call() -> N
             with pytest.raises(DeadlineExceededError):
                 await client.tokenize("x", timeout=0.2)
             assert await asyncio.to_thread(gateway.wait_all_ended)
-            assert len(gateway.requests) > 1
 
 
 @pytest.mark.asyncio
