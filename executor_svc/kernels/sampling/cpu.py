@@ -94,12 +94,14 @@ def _sample_typical(rows: _Rows) -> Tensor:
     """Sample rows that only min_p and typical_p filter."""
     tokens = torch.empty(len(rows.logits), dtype=torch.int64)
     length = min(_LIST_LENGTH, rows.logits.shape[1])
+    use_min_p = bool((rows.min_p > 0).any())
     for chunk in _chunks(rows.logits):
         part = rows.at(chunk)
         values, ids = top_candidates(part.logits, length)
         exponents = _exponents(part.logits, values[:, :1], part.temperature)
         weights = exponents.exp()
-        weights.masked_fill_(weights < part.min_p, 0)
+        if use_min_p:
+            weights.masked_fill_(weights < part.min_p, 0)
         mean, total = mean_and_total(exponents, weights)
         enough = part.typical_p.to(torch.float64) * total
         listed, listed_weights = exponents.gather(1, ids), weights.gather(1, ids)
