@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc
+from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
 from octavo.client.discovery import Api, checked_address, find
 from octavo.client.errors import CallInfo, cancelled, error_from
 from octavo.rpc.channel import open_channel
@@ -41,8 +41,9 @@ class AsyncConnection:
 
         Raises ServiceError.
         """
+        seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
-        call = self._keep(channel.unary_unary(rpc.path, *_codecs(rpc))(request, timeout=timeout))
+        call = self._keep(channel.unary_unary(rpc.path, *_codecs(rpc))(request, timeout=seconds))
         try:
             answer: ResponseT = await call
             return answer
@@ -59,8 +60,9 @@ class AsyncConnection:
 
     async def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
         """Ask and return grpc's call, to be read. Raises ServiceError where nobody can be found."""
+        seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
-        return self._keep(channel.unary_stream(rpc.path, *_codecs(rpc))(request, timeout=timeout))
+        return self._keep(channel.unary_stream(rpc.path, *_codecs(rpc))(request, timeout=seconds))
 
     async def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""

@@ -21,6 +21,8 @@ _ROLES = {
     "user": inference_pb2.CHAT_ROLE_USER,
     "assistant": inference_pb2.CHAT_ROLE_ASSISTANT,
 }
+# Sequences of numbers too, by Python's book; given as a prompt they are text that nobody decoded.
+_BYTES = bytes | bytearray | memoryview
 _WHOLE_NUMBERS = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
 
 
@@ -54,7 +56,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
                 getattr(target, name).extend(value)
             else:
                 setattr(target, name, value)
-        except ValueError:
+        except (ValueError, OverflowError):
             violations.append(FieldViolation(f"{group}.{name}" if group else name, f"{_range(field)}, is {value!r}"))
         except (TypeError, AttributeError):
             raise TypeError(f"{name}={value!r} is of the wrong type: {_range(field)}") from None
@@ -72,11 +74,12 @@ def tokenize_request(
     prompt: str | Messages, model: str | None, add_special_tokens: bool | None
 ) -> inference_pb2.TokenizeRequest:
     """Return the request. Raises TypeError, InvalidArgumentError."""
-    request = inference_pb2.TokenizeRequest(model=model or "")
+    request = inference_pb2.TokenizeRequest()
+    _set_text(request, "model", model)
     if add_special_tokens is not None:
         request.add_special_tokens = add_special_tokens
     if isinstance(prompt, str):
-        request.text = prompt
+        _set_text(request, "text", prompt)
     else:
         request.chat.CopyFrom(_chat(prompt))
     return request
@@ -86,7 +89,8 @@ def detokenize_request(
     token_ids: Sequence[int], model: str | None, skip_special_tokens: bool | None
 ) -> inference_pb2.DetokenizeRequest:
     """Return the request. Raises TypeError, InvalidArgumentError."""
-    request = inference_pb2.DetokenizeRequest(model=model or "")
+    request = inference_pb2.DetokenizeRequest()
+    _set_text(request, "model", model)
     if skip_special_tokens is not None:
         request.skip_special_tokens = skip_special_tokens
     _extend("token_ids", request.token_ids, token_ids)
@@ -99,8 +103,10 @@ def list_models_request(page_token: str) -> model_pb2.ListModelsRequest:
 
 
 def get_model_request(name: str) -> model_pb2.GetModelRequest:
-    """Return the request."""
-    return model_pb2.GetModelRequest(name=name)
+    """Return the request. Raises TypeError, InvalidArgumentError."""
+    request = model_pb2.GetModelRequest()
+    _set_text(request, "name", name)
+    return request
 
 
 def list_requests_request(page_token: str) -> admin_pb2.ListRequestsRequest:
@@ -109,8 +115,10 @@ def list_requests_request(page_token: str) -> admin_pb2.ListRequestsRequest:
 
 
 def cancel_request_request(request_id: str) -> admin_pb2.CancelRequestRequest:
-    """Return the request."""
-    return admin_pb2.CancelRequestRequest(request_id=request_id)
+    """Return the request. Raises TypeError, InvalidArgumentError."""
+    request = admin_pb2.CancelRequestRequest()
+    _set_text(request, "request_id", request_id)
+    return request
 
 
 def get_load_request() -> admin_pb2.GetLoadRequest:
@@ -120,9 +128,10 @@ def get_load_request() -> admin_pb2.GetLoadRequest:
 
 def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
-        request.text = prompt
-    elif isinstance(prompt, Mapping | Message):
-        raise TypeError("a prompt is text, token ids or a list of messages: put the one message into a list")
+        _set_text(request, "text", prompt)
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, _BYTES):
+        put = ": put the one message into a list" if isinstance(prompt, Mapping | Message) else ""
+        raise TypeError(f"a prompt is text, token ids or a list of messages, not {type(prompt).__name__}{put}")
     elif prompt and isinstance(prompt[0], Mapping | Message):
         request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]  # the first element tells which it is
     else:
@@ -131,24 +140,42 @@ def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
 
 
 def _chat(messages: Messages) -> inference_pb2.ChatInput:
+    if not isinstance(messages, Sequence) or isinstance(messages, _BYTES):
+        raise TypeError(f"a conversation is a list of messages, not {type(messages).__name__}")
     chat = inference_pb2.ChatInput()
     for index, message in enumerate(messages):
+        where = f"messages[{index}]"
         if isinstance(message, Mapping):
             if message.keys() != {"role", "content"}:
-                raise TypeError(f"messages[{index}] has the keys {list(message)}: give role and content")
+                raise TypeError(f"{where} has the keys {list(message)}: give role and content")
             role, content = message["role"], message["content"]
-        else:
+        elif isinstance(message, Message):
             role, content = message.role, message.content
+        else:
+            raise TypeError(f"{where} is no message but {type(message).__name__}: give role and content")
+        if not isinstance(role, str):
+            raise TypeError(f"{where}.role must be text, is {role!r}")
         if role not in _ROLES:
             raise invalid(f"chat.messages[{index}].role", f"must be system, user or assistant, is {role!r}")
-        try:
-            chat.messages.add(role=_ROLES[role], content=content)
-        except ValueError:
-            raise invalid(f"chat.messages[{index}].content", "is not valid Unicode text") from None
+        _set_text(chat.messages.add(role=_ROLES[role]), "content", content, f"chat.messages[{index}].")
     return chat
 
 
+def _set_text(message: Any, name: str, text: str | None, path: str = "") -> None:
+    """Set a field that holds text; None: leave it empty. Raises TypeError, InvalidArgumentError."""
+    if text is None:
+        return
+    if not isinstance(text, str):
+        raise TypeError(f"{path}{name} must be text, is {type(text).__name__}")
+    try:
+        setattr(message, name, text)
+    except ValueError:
+        raise invalid(f"{path}{name}", "is not valid Unicode text") from None
+
+
 def _extend(field: str, ids: Any, values: Sequence[int]) -> None:
+    if isinstance(values, _BYTES):
+        raise TypeError(f"{field} takes whole numbers, not {type(values).__name__}")
     try:
         ids.extend(values)
     except ValueError:

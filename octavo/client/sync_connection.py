@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc
+from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
 from octavo.client.discovery import Api, checked_address, find_blocking
 from octavo.client.errors import CallInfo, cancelled, error_from
 from octavo.rpc.channel import open_sync_channel
@@ -42,9 +42,10 @@ class SyncConnection:
 
         Raises ServiceError.
         """
+        seconds = grpc_timeout(timeout)
         with self._lock:
             method = self._open_channel().unary_unary(rpc.path, *_codecs(rpc))
-            call = method.future(request, timeout=timeout)
+            call = method.future(request, timeout=seconds)
         try:
             answer: ResponseT = call.result()
             return answer
@@ -58,8 +59,9 @@ class SyncConnection:
 
     def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
         """Ask and return grpc's call, an iterator of answers. Raises ServiceError where nobody can be found."""
+        seconds = grpc_timeout(timeout)
         with self._lock:
-            return self._open_channel().unary_stream(rpc.path, *_codecs(rpc))(request, timeout=timeout)
+            return self._open_channel().unary_stream(rpc.path, *_codecs(rpc))(request, timeout=seconds)
 
     def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""
