@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +22,7 @@ from octavo.commands import (
     up,
     version,
 )
+from octavo.terminal.streams import drop_output, prepare_streams
 
 _DESCRIPTION = "Octavo serves large language models as three gRPC services: gateway, scheduler, executors."
 _EPILOG = """\
@@ -48,6 +48,7 @@ _BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 1 where it failed, 2 for bad usage, 130 where it was interrupted."""
+    prepare_streams()
     args = _parser().parse_args(argv)
     try:
         code = int(args.run(args))
@@ -57,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("octavo: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more at its end; what is left then goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return _BROKEN_PIPE
     except Exception as error:
         # Imported here: it knows the errors of grpc, and `octavo --help` waits for no such import.
@@ -68,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if explained is None:
             raise
         show(explained)
+        try:
+            sys.stdout.flush()
+        except OSError:  # it may be what failed
+            drop_output()
         return _FAILED
 
 

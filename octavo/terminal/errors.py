@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ _HINT_BY_CODE: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.UNIMPLEMENTED: "check --address: a gateway has one port for clients and one for operators, and "
     "`octavo doctor` tells which is which",
 }
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO)
+"""What the system says of a disk or folder that cannot be used. It is nobody's defect."""
 _INPUT_FIELDS = ("text", "token_ids.ids", "chat.messages")
 _FLAG_FIELDS = ("sampling.", "stopping.", "seed")
 """Where the fields of a request come from flags: sampling.top_p is --top-p."""
@@ -69,6 +72,9 @@ def explain(error: Exception) -> Explained | None:
             return Explained(str(error))
         case ModuleNotFoundError(name=str(name)):
             return Explained(f"{name} is not installed: {requirement_for(name)}")
+        case OSError() if error.errno in _REFUSALS:
+            where = f": {error.filename}" if error.filename else ""
+            return Explained(f"{error.strerror}{where}")
     return None
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import signal
+import subprocess
 import sys
 
 import grpc
@@ -130,3 +132,45 @@ def test_bad_usage_exits_with_2(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["complete", *argv])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("redirections", "code", "told"),
+    [
+        (">&-", 0, ""),
+        ("<&-", 0, ""),
+        (">/dev/full", 1, "octavo: error: No space left on device\n"),
+    ],
+)
+def test_streams_that_the_shell_closed_or_filled_do_no_harm(
+    gateway: FakeGateway, redirections: str, code: int, told: str
+) -> None:
+    """A closed stream reads and writes as the null device; a full disk is told in a line, without a traceback."""
+    gateway.script = lambda request: [" a"]
+    command = f'"$0" -m octavo complete --address {gateway.address} - {redirections}'
+    shell = ["sh", "-c", command, sys.executable]
+    done = subprocess.run(shell, input="x", capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.returncode, done.stderr) == (code, told)
+
+
+def test_text_that_the_terminal_cannot_show_becomes_question_marks(gateway: FakeGateway) -> None:
+    """An encoding without the letters of an answer costs the letters and not the answer."""
+    gateway.script = lambda request: [" \u00e9", "a"]
+    shell = [sys.executable, "-m", "octavo", "complete", "--address", gateway.address, "x"]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=TIMEOUT, env=environ)
+    assert (done.returncode, done.stdout, done.stderr) == (0, " ?a", "")
+
+
+@pytest.mark.parametrize("command", [["complete"], ["chat"]])
+def test_arguments_and_input_that_are_no_text_are_refused(gateway: FakeGateway, command: list[str]) -> None:
+    """Bytes that are no text end in one line that names the field, wherever they come from."""
+    shell = [sys.executable, "-m", "octavo", *command, "--address", gateway.address]
+    if command == ["complete"]:
+        shell.append(b"a\xffb")  # type: ignore[arg-type]
+    environ = {**os.environ, "PYTHONIOENCODING": "utf-8:strict", "PYTHONUTF8": "1"}
+    done = subprocess.run(shell, input=b"a\xffb\n", capture_output=True, timeout=TIMEOUT, env=environ)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        rb"octavo: error: (text|chat\.messages\[0\]\.content): is not valid Unicode text\n", done.stderr
+    )
