@@ -22,7 +22,7 @@ class HttpTarget:
     """One server. Every live request has a connection of its own; connections are used again."""
 
     def __init__(self, url: str, options: GenerationOptions, clock: Clock, *, api_key: str = "") -> None:
-        """`url` is the base, http://host:port/v1. Make it on the event loop. Raises BenchError for what is no URL."""
+        """`url` is the base, http://host:port/v1. Make it on the event loop. Raises BenchError for what is no URL or key."""
         self._url = url.rstrip("/")
         self._options = options
         self._clock = clock
@@ -36,6 +36,8 @@ class HttpTarget:
         # Compressed events would be held back until a block is full.
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
         if api_key:
+            if not (api_key.isascii() and api_key.isprintable()):
+                raise BenchError("--api-key, OPENAI_API_KEY: must be printable ASCII, as all that is sent in a header")
             headers["authorization"] = f"Bearer {api_key}"
         self._client = httpx.AsyncClient(
             headers=headers,

@@ -28,6 +28,9 @@ from octavo.bench.prompts import PromptMaker
 from octavo.bench.records import BenchError, BenchRequest
 
 MOST_TOKENS = 10_000_000
+MOST_REQUESTS = 10_000_000
+LONGEST_SECONDS = 1e9
+"""Some thirty years; clocks and timers hold no much longer time."""
 _WARMUP_TOKENS = 16
 
 
@@ -52,8 +55,11 @@ class Lengths:
             case "normal":
                 drawn = generator.gauss(self._first, self._second)
             case _:
-                drawn = generator.lognormvariate(math.log(self._first), self._second)
-        return min(max(1, round(drawn)), MOST_TOKENS)
+                try:
+                    drawn = generator.lognormvariate(math.log(self._first), self._second)
+                except OverflowError:  # a wide one has draws that no number holds
+                    drawn = math.inf
+        return round(min(max(1, drawn), MOST_TOKENS))
 
 
 def _parse_lengths(text: str) -> tuple[str, float, float]:
@@ -113,6 +119,8 @@ class Workload:
 def build_workload(plan: WorkloadPlan, prompts: PromptMaker) -> Workload:
     """Return the requests. The measured ones do not depend on the number of warm-up ones. Raises BenchError."""
     arrivals: Sequence[float | None]
+    if plan.rate is not None and plan.num_requests is None and plan.rate * (plan.duration or 0.0) > MOST_REQUESTS:
+        raise BenchError(f"--rate, --duration: more than {MOST_REQUESTS} requests: lower one, or give --requests")
     if plan.trace:
         entries = sorted(plan.trace, key=lambda entry: entry.arrival or 0.0)[: plan.num_requests]
         arrivals = [entry.arrival for entry in entries]
@@ -167,7 +175,8 @@ def read_trace(path: Path) -> list[Entry]:
 
 def _lines_of(path: Path, flag: str) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(), for which other characters end a line too; a prompt may hold them.
+        return path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise BenchError(f"{flag}: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -190,6 +199,8 @@ def _parse_entry(line: str, *, needs_arrival: bool) -> Entry:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not JSON of this kind: it is nested too deep") from None
     if not isinstance(fields, dict):
         raise ValueError("must be a JSON object")
     known = {"prompt", "prompt_tokens", "max_tokens", "arrival"}
@@ -200,7 +211,7 @@ def _parse_entry(line: str, *, needs_arrival: bool) -> Entry:
     if needs_arrival and "arrival" not in fields:
         raise ValueError("arrival: is missing")
     prompt = fields.get("prompt")
-    if prompt is not None and not (isinstance(prompt, str) and prompt):
+    if prompt is not None and not (isinstance(prompt, str) and prompt and _is_unicode(prompt)):
         raise ValueError("prompt: must be text")
     return Entry(
         prompt,
@@ -208,6 +219,11 @@ def _parse_entry(line: str, *, needs_arrival: bool) -> Entry:
         _count(fields, "max_tokens"),
         _seconds(fields, "arrival") if needs_arrival else None,
     )
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can write half a surrogate pair, which no encoding of Unicode can."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _count(fields: dict[str, Any], name: str) -> int | None:
@@ -219,6 +235,6 @@ def _count(fields: dict[str, Any], name: str) -> int | None:
 
 def _seconds(fields: dict[str, Any], name: str) -> float:
     value = fields[name]
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError(f"{name}: must be a number of seconds, at least 0")
+    if type(value) not in (int, float) or not 0 <= value <= LONGEST_SECONDS:
+        raise ValueError(f"{name}: must be a number of seconds, from 0 to {LONGEST_SECONDS:.0f}")
     return float(value)

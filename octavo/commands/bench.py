@@ -102,13 +102,13 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--requests", type=_count, metavar="M",
         help=f"how many to measure [default: {_DEFAULT_REQUESTS}; of a trace, all]",
     )  # fmt: skip
-    group.add_argument("--duration", type=_positive, metavar="SECONDS", help="how long requests arrive, with --rate")
+    group.add_argument("--duration", type=_seconds, metavar="SECONDS", help="how long requests arrive, with --rate")
     group.add_argument(
         "--warmup", type=_count_or_none, default=2, metavar="N",
         help="requests before the run, left out of the figures [default: 2]",
     )  # fmt: skip
     group.add_argument(
-        "--timeout", type=_positive, default=600.0, metavar="SECONDS", help="longest request [default: 600]"
+        "--timeout", type=_seconds, default=600.0, metavar="SECONDS", help="longest request [default: 600]"
     )
 
 
@@ -297,6 +297,15 @@ def _positive(text: str) -> float:
         value = 0.0
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError("must be a number above 0")
+    return value
+
+
+def _seconds(text: str) -> float:
+    from octavo.bench.workload import LONGEST_SECONDS
+
+    value = _positive(text)
+    if value > LONGEST_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, at most {LONGEST_SECONDS:.0f}")
     return value
 
 

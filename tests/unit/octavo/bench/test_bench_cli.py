@@ -72,6 +72,7 @@ async def test_where_no_request_succeeds_the_exit_code_says_so(capfd: pytest.Cap
         (["--address", "here"], "--address: must be host:port, is 'here'"),
         (["--address", "127.0.0.1:1,there"], "--address: must be host:port, is 'there'"),
         (["--address", "127.0.0.1:1"], "no gateway answers at 127.0.0.1:1"),
+        (["--url", "http://127.0.0.1:1", "--api-key", "\u00e9"], "--api-key, OPENAI_API_KEY: must be printable ASCII"),
         (["--url", "nowhere"], "--url: 'nowhere' is no HTTP address"),
     ],
 )
@@ -88,6 +89,8 @@ def test_what_cannot_work_is_said_before_the_run(
     [
         ["--concurrency", "2", "--rate", "1"],
         ["--rate", "0"],
+        ["--timeout", "1e300"],
+        ["--timeout", "nan"],
         ["--rate", "inf"],
         ["--concurrency", "0"],
         ["--requests", "x"],

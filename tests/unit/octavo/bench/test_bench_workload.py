@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import statistics
 from collections.abc import Sequence
@@ -14,7 +15,16 @@ from fake_target import FakeTarget
 from octavo.bench.prompts import TextPrompts, TokenPrompts, natural_text, prompt_maker
 from octavo.bench.records import BenchError
 from octavo.bench.settings import parse_objectives
-from octavo.bench.workload import Entry, Lengths, Workload, WorkloadPlan, build_workload, read_prompts, read_trace
+from octavo.bench.workload import (
+    MOST_TOKENS,
+    Entry,
+    Lengths,
+    Workload,
+    WorkloadPlan,
+    build_workload,
+    read_prompts,
+    read_trace,
+)
 
 POOL = list(range(1000, 5000))
 
@@ -191,6 +201,10 @@ def test_a_trace_is_played_by_its_arrivals(tmp_path: Path) -> None:
         ('{"prompt": "x"}', "arrival: is missing"),
         ('{"arrival": -1}', "arrival: must be a number of seconds"),
         ('{"arrival": NaN}', "arrival: must be a number of seconds"),
+        (f'{{"arrival": 1{"0" * 400}}}', "arrival: must be a number of seconds"),
+        ('{"arrival": 1e300}', "arrival: must be a number of seconds"),
+        ("[" * 20_000, "nested too deep"),
+        (r'{"arrival": 1, "prompt": "\ud800"}', "prompt: must be text"),
         ('{"arrival": true}', "arrival: must be a number of seconds"),
         ('{"arrival": 1, "prompt": ""}', "prompt: must be text"),
         ('{"arrival": 1, "prompt": "x", "prompt_tokens": 3}', "give one of them"),
@@ -223,3 +237,31 @@ def test_a_duration_too_short_for_any_arrival_is_refused() -> None:
     """No request in the run would be no figures; the message says what to raise."""
     with pytest.raises(BenchError, match="raise --rate or --duration"):
         build(rate=0.001, duration=0.5)
+
+
+def test_a_wide_distribution_has_lengths_all_the_same() -> None:
+    """Draws that no number holds are the longest length, and not an error of arithmetic."""
+    generator = random.Random(1)
+    lengths = Lengths("lognormal:8,2000")
+    assert {lengths.draw(generator) for _ in range(50)} == {1, MOST_TOKENS}
+    assert Lengths("normal:8,1e308").draw(generator) in (1, MOST_TOKENS)
+
+
+def test_arrivals_without_number_are_refused_before_they_are_drawn() -> None:
+    """A rate and a duration that come to more requests than memory holds are named."""
+    with pytest.raises(BenchError, match="--rate, --duration: more than 10000000 requests"):
+        build(rate=1e9, duration=1e9)
+    assert len(build(rate=1e9, duration=1e9, num_requests=3).measured) == 3
+
+
+def test_only_line_ends_end_a_line(tmp_path: Path) -> None:
+    """Characters that end a line for Unicode, and not for a file, are part of a prompt."""
+    text = "one\u2028two\x0cthree"
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        json.dumps({"arrival": 0, "prompt": text}, ensure_ascii=False) + "\r\n", encoding="utf-8", newline=""
+    )
+    assert [entry.prompt for entry in read_trace(path)] == [text]
+    plain = tmp_path / "prompts.txt"
+    plain.write_text(f"{text}\nnext\n", encoding="utf-8")
+    assert [entry.prompt for entry in read_prompts(plain)] == [text, "next"]
