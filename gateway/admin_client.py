@@ -19,6 +19,10 @@ PATIENCE = 3.0
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
+class SilentSchedulerError(ServiceError):
+    """The scheduler is attached and does not answer: another try would only wait as long."""
+
+
 class AdminClient:
     """Asks the scheduler that this gateway is attached to. It knows the requests of all gateways.
 
@@ -62,7 +66,8 @@ class AdminClient:
         if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
             if timeout < PATIENCE:
                 raise ServiceError(error.code, error.code.name, "the deadline passed before the scheduler answered")
-            raise no_scheduler(f"the scheduler did not answer within {PATIENCE:g} s")
+            silent = no_scheduler(f"the scheduler did not answer within {PATIENCE:g} s")
+            raise SilentSchedulerError(silent.code, silent.reason, silent.message, retry_delay=silent.retry_delay)
         if error.code in _GONE and error.reason == error.code.name:
             raise no_scheduler("the scheduler went away")
         raise error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import grpc.aio
 
-from gateway.admin_client import AdminClient
+from gateway.admin_client import AdminClient, SilentSchedulerError
 from gateway.admin_convert import load_to_proto, requests_to_proto
 from gateway.live_request import parse_request_id
 from gateway.validation import DEFAULT_PAGE_SIZE, check_page_size
@@ -29,7 +31,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if violations := list(check_page_size(request.page_size)):
             raise invalid_argument(violations)
         page_size = request.page_size or DEFAULT_PAGE_SIZE
-        answer = await self._scheduler.list_requests(page_size, request.page_token, context.time_remaining())
+        with _told_at_once(context):
+            answer = await self._scheduler.list_requests(page_size, request.page_token, context.time_remaining())
         return requests_to_proto(answer)
 
     async def CancelRequest(  # noqa: N802
@@ -40,7 +43,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if parsed is None:
             what = "must be an id that Started or ListRequests gave" if request.request_id else "is required"
             raise invalid_argument([FieldViolation("request_id", what)])
-        await self._scheduler.cancel_request(*parsed, context.time_remaining())
+        with _told_at_once(context):
+            await self._scheduler.cancel_request(*parsed, context.time_remaining())
         return admin_pb2.CancelRequestResponse()
 
     async def GetLoad(  # noqa: N802
@@ -49,4 +53,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         context: _Context,
     ) -> admin_pb2.GetLoadResponse:
         """Answer with the load of the cell."""
-        return load_to_proto(await self._scheduler.get_load(context.time_remaining()))
+        with _told_at_once(context):
+            return load_to_proto(await self._scheduler.get_load(context.time_remaining()))
+
+
+@contextlib.contextmanager
+def _told_at_once(context: _Context) -> Iterator[None]:
+    """Let the client's gRPC not send a call again that nobody answers (gRFC A6, pushback).
+
+    It would wait again each time, and its caller would run out of time without having heard why.
+    """
+    try:
+        yield
+    except SilentSchedulerError:
+        context.set_trailing_metadata((("grpc-retry-pushback-ms", "-1"),))
+        raise

@@ -13,6 +13,7 @@ import pytest_asyncio
 from gateway_fakes import TIMEOUT, FakeScheduler, Stack, running_stack, text_of, tokens_of
 from google.protobuf import duration_pb2
 
+import octavo
 from gateway import admin_client
 from gateway.live_request import format_request_id, parse_request_id
 from octavo.internal.scheduler.v1 import scheduler_pb2
@@ -299,6 +300,19 @@ async def test_scheduler_that_hangs(stack: Stack, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(admin_client, "PATIENCE", 0.05)
     stack.scheduler.answers_admin = False
     assert no_scheduler(await failure_of(ask_list(stack)))
+
+
+@pytest.mark.asyncio
+async def test_scheduler_that_hangs_is_told_at_once(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that repeats what is UNAVAILABLE does not here, and so hears the reason before its own time is up."""
+    monkeypatch.setattr(admin_client, "PATIENCE", 0.05)
+    stack.scheduler.answers_admin = False
+    async with octavo.AsyncAdminClient(f"127.0.0.1:{stack.gateway.admin_port}") as client:
+        for call in (client.list_requests(), client.cancel_request(ANY_ID), client.get_load()):
+            with pytest.raises(ServiceError) as raised:
+                await asyncio.wait_for(call, TIMEOUT)
+            assert no_scheduler(raised.value)
+    assert len(stack.scheduler.asked) == 3
 
 
 @pytest.mark.asyncio
