@@ -22,7 +22,7 @@ class HttpTarget:
     """One server. Every live request has a connection of its own; connections are used again."""
 
     def __init__(self, url: str, options: GenerationOptions, clock: Clock, *, api_key: str = "") -> None:
-        """`url` is the base, http://host:port/v1. Make it on the event loop. Raises BenchError for what is no URL or key."""
+        """`url` is the base, http://host:port/v1. Make it on the event loop. Raises BenchError: no URL, no key."""
         self._url = url.rstrip("/")
         self._options = options
         self._clock = clock
