@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ from octavo.commands import (
     up,
     version,
 )
+from octavo.rpc.settings import SettingsError, check_variable_names, stop_with
+from octavo.settings import known_variables
 from octavo.terminal.streams import drop_output, prepare_streams
 
 _DESCRIPTION = "Octavo serves large language models as three gRPC services: gateway, scheduler, executors."
@@ -50,6 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 1 where it failed, 2 for bad usage, 130 where it was interrupted."""
     prepare_streams()
     args = _parser().parse_args(argv)
+    # The doctor names every misspelt variable itself.
+    if args.run is not doctor.run:
+        try:
+            check_variable_names(os.environ, known_variables())
+        except SettingsError as error:
+            stop_with("octavo", error)
     try:
         code = int(args.run(args))
         sys.stdout.flush()

@@ -67,8 +67,8 @@ def checked_address(address: str, source: str = "address") -> str:
         raise TypeError(f"{source} must be host:port, is {address!r}")
     try:
         return parse_address(address)
-    except ValueError:
-        raise invalid(source, f"must be host:port, is {address!r}") from None
+    except ValueError as error:
+        raise invalid(source, f"must be {error}, is {address!r}") from None
 
 
 def given_address(api: Api, environ: Mapping[str, str] | None = None) -> str | None:

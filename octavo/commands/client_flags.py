@@ -68,4 +68,4 @@ def address(text: str) -> str:
     try:
         return parse_address(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be {error}") from None
+        raise argparse.ArgumentTypeError(f"must be {error}, is {text!r}") from None

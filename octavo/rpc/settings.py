@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, TypeVar
 
+from octavo.spelling import closest
+
 PREFIX = "OCTAVO_"
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
@@ -76,11 +78,15 @@ def parse_bytes(text: str) -> int:
 
 def parse_address(text: str) -> str:
     """Return the address of a service to dial, `host:port` or `[host]:port`, as it was given."""
+    scheme, is_url, _ = text.partition("://")
+    if is_url:
+        raise ValueError(f"host:port without {scheme}://")
     host, _, port = text.rpartition(":")
-    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
     # Nothing but printable text: no line ends, no bytes that the environment could not decode.
-    if not (host and is_port and host.isprintable()) or " " in host:
+    if not (host and host.isprintable() and port.isascii() and port.isdecimal()) or " " in host:
         raise ValueError("host:port")
+    if len(port) > 5 or not 0 < int(port) < 65536:
+        raise ValueError("host:port with a port from 1 to 65535")
     return text
 
 
@@ -98,6 +104,24 @@ def variables_of(settings_class: type[Settings]) -> frozenset[str]:
     return frozenset(variable_of(settings_class, each.name) for each in fields_of(settings_class))
 
 
+def unknown_variables(environ: Mapping[str, str], known_variables: frozenset[str]) -> list[str]:
+    """Return the OCTAVO_* variables that no program knows, sorted: misspelt ones."""
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known_variables)
+
+
+def advice_on_variable(name: str, known_variables: frozenset[str]) -> str:
+    """Return what to do about a variable that no program knows."""
+    meant = closest(name, known_variables)
+    return f"did you mean {meant}? Rename or unset it" if meant else "unset it"
+
+
+def check_variable_names(environ: Mapping[str, str], known_variables: frozenset[str]) -> None:
+    """Raise SettingsError, with the name and what was probably meant, for the first variable that no program knows."""
+    for name in unknown_variables(environ, known_variables):
+        advice = advice_on_variable(name, known_variables)
+        raise SettingsError(f"{name}: no Octavo program knows this variable; {advice}")
+
+
 def read(
     settings_class: type[SettingsType],
     argv: Sequence[str],
@@ -109,9 +133,7 @@ def read(
     `known_variables` are those of every program: an OCTAVO_* variable outside it is a misspelling and an error, another
     program's is ignored. Raises SettingsError; `--help` prints and exits as argparse does.
     """
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known_variables:
-            raise SettingsError(f"{name}: no Octavo program knows this variable; check its spelling or unset it")
+    check_variable_names(environ, known_variables)
     texts = vars(_parser(settings_class).parse_args(argv))
     values: dict[str, Any] = {}
     for each in fields_of(settings_class):

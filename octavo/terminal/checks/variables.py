@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 
-from octavo.rpc.settings import PREFIX, Settings, SettingsError, SettingsType, fields_of, parse_address, read
+from octavo.rpc.settings import (
+    PREFIX,
+    Settings,
+    SettingsError,
+    SettingsType,
+    advice_on_variable,
+    fields_of,
+    parse_address,
+    read,
+    unknown_variables,
+)
 from octavo.settings import ALL_SETTINGS, known_variables
 from octavo.terminal.checks.finding import Finding, Level
 
@@ -17,9 +26,8 @@ def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the variables that are set, and what is wrong with them."""
     known = known_variables()
     given = {name: value for name, value in sorted(environ.items()) if name.startswith(PREFIX)}
-    for name in given.keys() - known:
-        close = difflib.get_close_matches(name, known, n=1)
-        advice = f"did you mean {close[0]}? Rename or unset it" if close else "unset it"
+    for name in unknown_variables(environ, known):
+        advice = advice_on_variable(name, known)
         yield Finding(_SECTION, name, Level.PROBLEM, "no Octavo program knows this variable", advice)
     wrong = dict(_wrong({name: value for name, value in given.items() if name in known}))
     for text in dict.fromkeys(wrong.values()):

@@ -154,6 +154,56 @@ def test_prepare_says_where_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"prepared m in {tmp_path / 'out'}, revision {model.revision[:12]}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["chat"],
+        ["complete", "x"],
+        ["load"],
+        ["requests"],
+        ["cancel", "1"],
+        ["bench"],
+        ["health", "127.0.0.1:1"],
+        ["pull", "m"],
+        ["up", "m"],
+        ["version"],
+    ],
+)
+def test_a_misspelt_variable_stops_every_command(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client would take its default and ask somebody else: it stops with the name and the likely one instead."""
+    monkeypatch.setenv("OCTAVO_ADRESS", "127.0.0.1:1")
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert capsys.readouterr() == (
+        "",
+        "octavo: error: OCTAVO_ADRESS: no Octavo program knows this variable; did you mean OCTAVO_ADDRESS? "
+        "Rename or unset it\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("http://127.0.0.1:50051", "host:port without http://, is 'http://127.0.0.1:50051'"),
+        ("localhost:99999", "host:port with a port from 1 to 65535, is 'localhost:99999'"),
+        ("localhost", "host:port, is 'localhost'"),
+    ],
+)
+def test_an_address_that_is_none_is_told_apart(
+    address: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scheme before it and a port beyond the last are named as such, from flag and variable alike."""
+    with pytest.raises(SystemExit):
+        main(["chat", "--address", address])
+    assert f"--address: must be {words}" in capsys.readouterr().err
+    monkeypatch.setenv("OCTAVO_ADDRESS", address)
+    assert main(["complete", "x"]) == 1
+    assert f"OCTAVO_ADDRESS: must be {words}" in capsys.readouterr().err
+
+
 def test_version_names_what_octavo_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Enough for a bug report."""
     assert main(["version"]) == 0
