@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client import CollectorRegistry
@@ -24,7 +24,7 @@ from gateway.servicer import InferenceServicer
 from octavo.models.prepared import PreparedModel, open_prepared
 from octavo.rpc.channel import open_channel
 from octavo.rpc.metrics import MetricsServer
-from octavo.rpc.server import HealthBoard, PortTakenError, RpcServer, wait_for_signal
+from octavo.rpc.server import HealthBoard, RpcServer, wait_for_signal
 from octavo.rpc.stages import Stages
 from octavo.settings import GatewaySettings
 from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc, model_pb2_grpc
@@ -70,7 +70,7 @@ class GatewayServer:
             InferenceServicer(generator, self._models, clock), self._rpc.server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._models, self._cell), self._rpc.server)
-        self._admin = RpcServer(settings.bind, settings.admin_port)
+        self._admin = RpcServer(settings.bind, settings.admin_port, "--admin-port")
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(AdminClient(self._channel, self._cell)), self._admin.server
         )
@@ -100,11 +100,9 @@ class GatewayServer:
         Raises PortTakenError; nothing listens then.
         """
         async with contextlib.AsyncExitStack() as started:
-            with _flag_named("--port"):
-                await self._rpc.start(INFERENCE_SERVICE, MODEL_SERVICE)
+            await self._rpc.start(INFERENCE_SERVICE, MODEL_SERVICE)
             started.push_async_callback(self._rpc.stop, 0)
-            with _flag_named("--admin-port"):
-                await self._admin.start(ADMIN_SERVICE)
+            await self._admin.start(ADMIN_SERVICE)
             started.push_async_callback(self._admin.stop, 0)
             self._metrics.start()
             started.pop_all()
@@ -147,15 +145,6 @@ async def serve(settings: GatewaySettings, stages: Stages) -> int:
     logger.info("stopping", extra={"fields": {"live_requests": len(server.live)}})
     await server.stop()
     return 0
-
-
-@contextlib.contextmanager
-def _flag_named(flag: str) -> Iterator[None]:
-    try:
-        yield
-    except PortTakenError as error:
-        message = f"{error}: choose another port with {flag} (0 picks a free one), or another address with --bind"
-        raise PortTakenError(message) from error
 
 
 async def _publish_health(health: HealthBoard, admin: HealthBoard, models: ServedModels, cell: Cell) -> None:

@@ -54,11 +54,13 @@ class HealthBoard:
 class RpcServer:
     """A grpc.aio server. Add servicers to `server`, then `start`; the bound port is in `port`."""
 
-    def __init__(self, bind: str, port: int) -> None:
+    def __init__(self, bind: str, port: int, flag: str = "--port") -> None:
+        """`flag`: the one that gave the port, for people whose port is taken."""
         self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
         self.health = HealthBoard()
         self.port = port
         self._bind = bind
+        self._flag = flag
 
     async def start(self, *service_names: str) -> None:
         """Bind and listen. Health knows "" and `service_names`, all NOT_SERVING; reflection lists them.
@@ -73,7 +75,10 @@ class RpcServer:
         try:
             self.port = self.server.add_insecure_port(address)
         except RuntimeError as error:
-            raise PortTakenError(f"cannot listen on {address}: {error}") from error
+            raise PortTakenError(
+                f"cannot listen on {address}: {error}: choose another port with {self._flag} (0 picks a free one), or "
+                "another address with --bind"
+            ) from error
         await self.server.start()
 
     async def stop(self, grace: float) -> None:

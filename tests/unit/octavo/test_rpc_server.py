@@ -216,9 +216,9 @@ async def test_a_peer_slow_to_answer_is_waited_for(server: RpcServer) -> None:
 
 @pytest.mark.asyncio
 async def test_a_taken_port_is_an_error(server: RpcServer) -> None:
-    """Two servers never share a port: the second fails with the address."""
-    second = RpcServer("127.0.0.1", server.port)
-    with pytest.raises(PortTakenError, match=str(server.port)):
+    """Two servers never share a port: the second fails with the address, and the flag that gives another."""
+    second = RpcServer("127.0.0.1", server.port, "--other-port")
+    with pytest.raises(PortTakenError, match=f"{server.port}.*another port with --other-port"):
         await second.start(SERVICE)
     await second.server.stop(None)
 
