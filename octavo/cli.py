@@ -26,6 +26,7 @@ from octavo.commands import (
 from octavo.rpc.settings import SettingsError, check_variable_names, stop_with
 from octavo.settings import known_variables
 from octavo.terminal.streams import drop_output, prepare_streams
+from octavo.terminal.usage import Parser
 
 _DESCRIPTION = "Octavo serves large language models as three gRPC services: gateway, scheduler, executors."
 _EPILOG = """\
@@ -85,13 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="octavo",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=_formatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="octavo", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=_formatter)
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of Octavo and what it stands on")
     parser.set_defaults(root_parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     # In the order in which a newcomer meets them.
@@ -113,6 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command.add_parser(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """`octavo --version`, which people try before they know the command of that name."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.exit(version.run(argparse.Namespace()))
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

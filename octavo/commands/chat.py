@@ -25,6 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "time. Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists what else there is. Where the input is no "
         "terminal, each line is a question, and the exit code is 1 where one got no answer. What you type is kept in "
         "OCTAVO_HOME/chat_history.",
+        extra_hint="`octavo chat` asks for questions; to ask a single one: echo 'QUESTION' | octavo chat",
     )
     add_gateway_flags(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions to the model, before the conversation")

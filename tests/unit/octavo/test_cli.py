@@ -19,7 +19,7 @@ import pytest
 from gguf_samples import byte_level_metadata, write_gguf
 from google.protobuf import json_format
 
-from octavo.cli import main
+from octavo.cli import _parser, main
 from octavo.commands.demo import ask
 from octavo.local.hints import grpcurl_commands, python_program, ready_message
 from octavo.local.plan import CellPlan, ServicePlan
@@ -98,13 +98,64 @@ def test_help_lists_every_command_and_quickly(capsys: pytest.CaptureFixture[str]
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("argv", [[], ["fly"], ["up"], ["up", "m", "--executors", "0"], ["pull", "a", "b"]])
-def test_bad_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """What argparse refuses is a usage error, told apart from a failure by its code."""
+OVERVIEW = "`octavo --help` lists what there is"
+UP = "`octavo up --help` lists what there is"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said", "hint"),
+    [
+        ([], "octavo: error: the following arguments are required: COMMAND", OVERVIEW),
+        (["fly"], "octavo: error: there is no command 'fly'", OVERVIEW),
+        (["chatt"], "octavo: error: there is no command 'chatt'; did you mean chat?", OVERVIEW),
+        (["--verson"], "octavo: error: there is no flag --verson; did you mean --version?", OVERVIEW),
+        (["up"], "octavo up: error: the following arguments are required: MODEL", UP),
+        (["up", "m", "--executors", "0"], "octavo up: error: --executors: must be a number from 1 to 64", UP),
+        (
+            ["up", "--kv-memry", "2GiB", "m"],
+            "octavo up: error: there is no flag --kv-memry; did you mean --kv-memory?",
+            UP,
+        ),
+        (
+            ["up", "m", "--kv-memry=2GiB"],
+            "octavo up: error: there is no flag --kv-memry; did you mean --kv-memory?",
+            UP,
+        ),
+        (["up", "m", "--bin", "x"], "octavo up: error: there is no flag --bin; did you mean --bind?", UP),
+        (["up", "a", "b"], "octavo up: error: takes no 'b'", UP),
+        (
+            ["chat", "hello"],
+            "octavo chat: error: takes no 'hello'",
+            "`octavo chat` asks for questions; to ask a single one: echo 'QUESTION' | octavo chat",
+        ),
+    ],
+)
+def test_bad_usage_is_two_lines_and_exits_with_2(
+    argv: list[str], said: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only what is wrong is named, with what was probably meant, of the command that was meant."""
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2
-    assert "usage: octavo" in capsys.readouterr().err
+    assert capsys.readouterr() == ("", f"{said}\nhint: {hint}\n")
+
+
+def test_what_looks_like_a_flag_may_be_a_text() -> None:
+    """Behind --, with a space in it, or after an equals sign: argparse takes it for a value, and so does the check."""
+    assert _parser().parse_args(["complete", "--", "--once"]).prompt == "--once"
+    assert _parser().parse_args(["complete", "--once upon"]).prompt == "--once upon"
+    assert _parser().parse_args(["chat", "--system=--be brief"]).system == "--be brief"
+    assert _parser().parse_args(["complete", "x", "--presence-penalty", "-1"]).presence_penalty == -1
+
+
+def test_the_version_is_a_flag_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """`octavo --version` prints what `octavo version` does."""
+    assert main(["version"]) == 0
+    said = capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize("command", ["pull", "prepare", "up", "demo"])
@@ -177,11 +228,8 @@ def test_a_misspelt_variable_stops_every_command(
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2
-    assert capsys.readouterr() == (
-        "",
-        "octavo: error: OCTAVO_ADRESS: no Octavo program knows this variable; did you mean OCTAVO_ADDRESS? "
-        "Rename or unset it\n",
-    )
+    told = "octavo: error: OCTAVO_ADRESS: no Octavo program knows this variable; did you mean OCTAVO_ADDRESS? "
+    assert capsys.readouterr() == ("", f"{told}Rename or unset it\n")
 
 
 @pytest.mark.parametrize(
