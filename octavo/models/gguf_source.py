@@ -8,7 +8,7 @@ from typing import Any
 from octavo.models.errors import ModelError
 from octavo.models.gguf_file import read_metadata
 from octavo.models.gguf_tokenizer import special_token_id, tokenizer_json
-from octavo.models.source import ModelSource, generation_config
+from octavo.models.source import ModelSource
 
 _CONTROL = 3
 # Tokens that end a turn in the chat formats in use. Files made before `eot_token_id` existed do not name theirs.
@@ -38,20 +38,22 @@ def _source(path: Path, metadata: dict[str, Any]) -> ModelSource:
     if context_key not in metadata:
         raise ModelError(f"the metadata lacks {context_key}: this is no language model, or the file is damaged")
     tokenizer = tokenizer_json(metadata)
-    defaults = {name: metadata[key] for name, key in _SAMPLING_KEYS.items() if key in metadata}
     return ModelSource(
         files=(path,),
         tokenizer=tokenizer,
         chat_template=metadata.get("tokenizer.chat_template"),
-        generation=generation_config(defaults, _eos_token_ids(metadata), special_token_id(metadata, "bos")),
+        defaults={name: metadata[key] for name, key in _SAMPLING_KEYS.items() if key in metadata},
+        eos_token_ids=_eos_token_ids(metadata),
+        bos_token_id=special_token_id(metadata, "bos"),
         vocab_size=len(metadata["tokenizer.ggml.tokens"]),
         max_position_embeddings=int(metadata[context_key]),
     )
 
 
-def _eos_token_ids(metadata: dict[str, Any]) -> list[int | None]:
+def _eos_token_ids(metadata: dict[str, Any]) -> tuple[int | None, ...]:
     """Return every token that ends an output: those named, and the ends of turns that old files do not name."""
-    named = [special_token_id(metadata, name) for name in ("eos", "eot", "eom")]
+    named = (special_token_id(metadata, name) for name in ("eos", "eot", "eom"))
     tokens = metadata["tokenizer.ggml.tokens"]
     kinds = metadata.get("tokenizer.ggml.token_type") or []
-    return named + [index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _TURN_ENDS]
+    known = (index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _TURN_ENDS)
+    return (*named, *known)

@@ -12,10 +12,12 @@ import dataclasses
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo.models.catalog import recommended_for
 from octavo.models.errors import ModelError
 from octavo.models.location import MANIFEST_NAME
 
@@ -38,7 +40,10 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """manifest.json. `weights` is the GGUF file or the Hugging Face folder, relative to the prepared folder."""
+    """manifest.json. `weights` is the GGUF file or the Hugging Face folder, relative to the prepared folder.
+
+    `recommended` are the catalog's sampling defaults that the generation config was made with, by its names.
+    """
 
     name: str
     revision: str
@@ -47,6 +52,12 @@ class Manifest:
     weight_files: tuple[WeightFile, ...]
     vocab_size: int
     max_position_embeddings: int
+    recommended: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether preparing the same files today would give the same defaults."""
+        return self.recommended == recommended_for(file.sha256 for file in self.weight_files)
 
 
 @dataclass(frozen=True)
@@ -109,8 +120,9 @@ def read_manifest(folder: Path) -> Manifest:
             weight_files=files,
             vocab_size=int(document["vocab_size"]),
             max_position_embeddings=int(document["max_position_embeddings"]),
+            recommended={str(name): float(value) for name, value in document.get("recommended", {}).items()},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path} is damaged ({error!r}): {_again(folder)}") from None
     if not all(_SHA256.fullmatch(digest) for digest in (manifest.revision, manifest.tokenizer_hash)):
         raise ModelError(f"{path} is damaged (a hash is no sha256): {_again(folder)}")

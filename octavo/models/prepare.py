@@ -10,12 +10,21 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from octavo.models.catalog import recommended_for
 from octavo.models.errors import ModelError
 from octavo.models.folder_source import read_folder
 from octavo.models.gguf_source import read_gguf
 from octavo.models.hub import fetch_snapshot
 from octavo.models.location import ModelKind, ModelLocation, locate
-from octavo.models.manifest import FILE_NAMES, Manifest, WeightFile, read_manifest, revision_of, write_files
+from octavo.models.manifest import (
+    FILE_NAMES,
+    GenerationConfig,
+    Manifest,
+    WeightFile,
+    read_manifest,
+    revision_of,
+    write_files,
+)
 from octavo.models.source import ModelSource
 
 _CHUNK = 4 << 20
@@ -43,17 +52,20 @@ def prepare(model: str, output: Path | None = None, *, models: Path | None = Non
     source = read_gguf(weights) if weights.is_file() else read_folder(weights)
     _check_tokenizer(source)
     files = _hash_files(source)
+    recommended = recommended_for(file.sha256 for file in files)
+    generation = source.generation(recommended)
     tokenizer = source.tokenizer.encode()
     manifest = Manifest(
         name=name,
-        revision=revision_of(files, tokenizer, source.chat_template, source.generation),
+        revision=revision_of(files, tokenizer, source.chat_template, generation),
         tokenizer_hash=hashlib.sha256(tokenizer).hexdigest(),
         weights=os.path.relpath(weights, target),
         weight_files=files,
+        recommended=recommended,
         vocab_size=source.vocab_size,
         max_position_embeddings=source.max_position_embeddings,
     )
-    _write(target, manifest, source)
+    _write(target, manifest, source, generation)
     report(f"prepared {name} in {target}, revision {manifest.revision[:12]}")
     return target
 
@@ -101,14 +113,14 @@ def _hash_files(source: ModelSource) -> tuple[WeightFile, ...]:
     return tuple(found)
 
 
-def _write(target: Path, manifest: Manifest, source: ModelSource) -> None:
+def _write(target: Path, manifest: Manifest, source: ModelSource, generation: GenerationConfig) -> None:
     """Put the new folder in place of the old in two renames: a crash leaves the old, the new or none, never half."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
             fresh = Path(scratch) / "new"
             fresh.mkdir()
-            write_files(fresh, manifest, source.tokenizer.encode(), source.chat_template, source.generation)
+            write_files(fresh, manifest, source.tokenizer.encode(), source.chat_template, generation)
             if target.exists():
                 target.rename(Path(scratch) / "old")
             fresh.rename(target)

@@ -59,7 +59,8 @@ def _is_prepared(folder: Path, model: CatalogModel) -> bool:
         return False
     try:
         open_prepared(str(folder))
-        return [file.sha256 for file in read_manifest(folder).weight_files] == [model.sha256]
+        manifest = read_manifest(folder)
+        return manifest.is_current and [file.sha256 for file in manifest.weight_files] == [model.sha256]
     except ModelError:
         return False
 

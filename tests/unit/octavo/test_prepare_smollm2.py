@@ -58,4 +58,8 @@ def test_the_file_says_what_the_model_is(model: PreparedModel) -> None:
     """Nothing is added around a text, generation ends at the end of a turn, and the context is the trained one."""
     assert (model.vocab_size, model.max_position_embeddings) == (49_152, 8_192)
     assert (model.bos_token_id, model.eos_token_ids) == (1, (2,))
-    assert (model.temperature, model.top_p, model.top_k) == (1.0, 1.0, 0)
+
+
+def test_the_defaults_are_those_of_the_models_makers(model: PreparedModel) -> None:
+    """The file is silent on sampling, and at temperature 1 so small a model wanders off."""
+    assert (model.temperature, model.top_p, model.top_k) == (0.2, 0.9, 0)

