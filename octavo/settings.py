@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from octavo.rpc.settings import (
@@ -28,6 +29,7 @@ GATEWAY_PORT = 50051
 SCHEDULER_PORT = 50052
 EXECUTOR_PORT = 50053
 ADMIN_PORT = 50054
+HTTP_PORT = 8000
 GATEWAY_METRICS_PORT = 9101
 SCHEDULER_METRICS_PORT = 9102
 EXECUTOR_METRICS_PORT = 9103
@@ -42,6 +44,14 @@ def _metrics_port(default: int) -> int:
         help="port of the metrics page, http://BIND:PORT/metrics; 0 picks a free one",
     )
     return port
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    """Return the parts of a list with commas."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise ValueError("a list with commas between its parts, none of them empty")
+    return parts
 
 
 @dataclass(frozen=True)
@@ -61,10 +71,25 @@ class GatewaySettings(Settings):
     port: int = setting(
         GATEWAY_PORT, per_program=True, least=0, most=65535, help="port of the gRPC API; 0 picks a free one"
     )
+    http_port: int = setting(
+        HTTP_PORT, least=0, most=65535, help="port of the OpenAI-compatible HTTP API; 0 picks a free one"
+    )
     admin_port: int = setting(
         ADMIN_PORT, least=0, most=65535, help="port of the operator's gRPC API; 0 picks a free one"
     )
     metrics_port: int = _metrics_port(GATEWAY_METRICS_PORT)
+    served_model_name: tuple[str, ...] | None = setting(
+        None, parse=_parse_list, help="further names that requests may call the model by: NAME,NAME,..."
+    )
+    cors_origins: tuple[str, ...] | None = setting(
+        None, parse=_parse_list, help="origins whose web pages may use the HTTP API: https://HOST,... or * for all"
+    )
+    api_keys: Path | None = setting(
+        None, parse=Path, help="file of API keys, lines of tenant and key; default: nobody needs a key"
+    )
+    chat_template: Path | None = setting(
+        None, parse=Path, help="file of a Jinja chat template, in place of the model's own"
+    )
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")

@@ -46,6 +46,7 @@ def ports_of(environ: Mapping[str, str]) -> list[PortUse]:
     uses = [
         PortUse("gateway", outside, gateway.port, "--gateway-port", GATEWAY),
         PortUse("admin", outside, gateway.admin_port, "--admin-port", ADMIN),
+        PortUse("http", outside, gateway.http_port, "--http-port"),
         PortUse("scheduler", inside, scheduler.port, "--scheduler-port", SCHEDULER),
         PortUse("executor", inside, executor.port, "--executor-port", EXECUTOR),
         PortUse("gateway metrics", outside, gateway.metrics_port, "--metrics-port"),
