@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from octavo.rpc.settings import (
@@ -84,12 +83,8 @@ class GatewaySettings(Settings):
     cors_origins: tuple[str, ...] | None = setting(
         None, parse=_parse_list, help="origins whose web pages may use the HTTP API: https://HOST,... or * for all"
     )
-    api_keys: Path | None = setting(
-        None, parse=Path, help="file of API keys, lines of tenant and key; default: nobody needs a key"
-    )
-    chat_template: Path | None = setting(
-        None, parse=Path, help="file of a Jinja chat template, in place of the model's own"
-    )
+    api_keys: str | None = setting(None, help="file of API keys, lines of tenant and key; default: nobody needs a key")
+    chat_template: str | None = setting(None, help="file of a Jinja chat template, in place of the model's own")
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
