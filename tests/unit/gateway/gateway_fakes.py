@@ -341,7 +341,13 @@ async def running_stack(
     scheduler.pools = scheduler.pools or [pool_of(prepared, max_model_len=max_model_len)]
     await scheduler.start()
     settings = GatewaySettings(
-        model=prepared.name, scheduler=scheduler.address, port=0, admin_port=0, metrics_port=0, check_invariants=True
+        model=prepared.name,
+        scheduler=scheduler.address,
+        port=0,
+        http_port=0,
+        admin_port=0,
+        metrics_port=0,
+        check_invariants=True,
     )
     gateway = GatewayServer(settings, [prepared], QUICK)
     try:

@@ -70,7 +70,9 @@ async def test_health_follows_the_cell(prepared: PreparedModel) -> None:
 @pytest.mark.asyncio
 async def test_before_any_scheduler(prepared: PreparedModel) -> None:
     """A gateway without a scheduler starts, answers what it can by itself, and does not say that it serves."""
-    settings = GatewaySettings(model=prepared.name, scheduler="127.0.0.1:1", port=0, admin_port=0, metrics_port=0)
+    settings = GatewaySettings(
+        model=prepared.name, scheduler="127.0.0.1:1", port=0, http_port=0, admin_port=0, metrics_port=0
+    )
     gateway = GatewayServer(settings, [prepared], Backoff(0.01, 0.02))
     await gateway.start()
     async with open_channel(f"127.0.0.1:{gateway.port}") as channel:
@@ -272,7 +274,7 @@ async def gateway_process(model: Path | str, scheduler: str, *flags: str) -> Asy
     """Run the gateway as a process; kill it if it is still there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OCTAVO_")}
     command = [sys.executable, "-m", "gateway", "--model", str(model), "--scheduler", scheduler]
-    command += ["--port", "0", "--admin-port", "0", "--metrics-port", "0", *flags]
+    command += ["--port", "0", "--http-port", "0", "--admin-port", "0", "--metrics-port", "0", *flags]
     process = await asyncio.create_subprocess_exec(
         *command,
         stderr=asyncio.subprocess.PIPE,
