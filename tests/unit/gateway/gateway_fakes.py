@@ -41,12 +41,16 @@ def write_again(submit: scheduler_pb2.Submit, choice: int) -> list[int]:
 
 @dataclass
 class Running:
-    """A request as the scheduler knows it: what it will write, and how much of that it has sent."""
+    """A request as the scheduler knows it: what it will write, and how much of that it has sent.
+
+    `num_told`: tokens of the prompt, the first included, whose logprobs it has told; all where none are asked for.
+    """
 
     submit: scheduler_pb2.Submit
     outputs: list[list[int]]
     num_sent: list[int]
     ended: list[bool]
+    num_told: int
 
 
 @dataclass
@@ -62,6 +66,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     pools: list[scheduler_pb2.ModelPool] = field(default_factory=list)
     accepts: bool = True
     begins_with_welcome: bool = True
+    prompt_tokens_a_step: int = 100
     port: int = 0
     answers_admin: bool = True
     listed: list[scheduler_pb2.LiveRequest] = field(default_factory=list)
@@ -148,11 +153,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             outputs = [output for request in list(self.running.values()) for output in self._next_outputs(request)]
             if outputs:
                 self.send_outputs(*outputs)
-            for counter, request in list(self.running.items()):
-                if all(request.ended):
-                    del self.running[counter]
-                    self.sequence += 1
-                    self.send(finished=scheduler_pb2.Finished(sequence=self.sequence, request=counter))
+            self._finish()
+
+    def _finish(self) -> None:
+        for counter, request in list(self.running.items()):
+            if all(request.ended):
+                del self.running[counter]
+                self.sequence += 1
+                self.send(finished=scheduler_pb2.Finished(sequence=self.sequence, request=counter))
 
     async def ListRequests(self, request: Any, context: Any) -> scheduler_pb2.ListRequestsResponse:  # noqa: N802
         """List `listed`; a page's token is the index that it begins with."""
@@ -212,7 +220,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 case "submit":
                     self._submit(frame.submit)
                 case "cancel":
-                    self.running.pop(frame.cancel.request, None)
+                    self._cancel(frame.cancel)
                 case "ack":
                     self.acknowledged = frame.ack.sequence
             self._changed.set()
@@ -235,19 +243,47 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         for choice, output in zip(submit.choices, outputs, strict=True):
             assert list(choice.token_ids) == output[: len(choice.token_ids)], "committed tokens are not what was sent"
         ended = [choice.HasField("end") for choice in submit.choices]
-        self.running[submit.request] = Running(submit, outputs, sent, ended)
+        asks_for_prompt = submit.sampling.HasField("prompt_logprobs")
+        num_told = 1 if asks_for_prompt else len(submit.prompt_token_ids)
+        self.running[submit.request] = Running(submit, outputs, sent, ended, num_told)
         self.send(accepted=scheduler_pb2.Accepted(request=submit.request))
+
+    def _cancel(self, cancel: scheduler_pb2.Cancel) -> None:
+        request = self.running.get(cancel.request)
+        if request is None:
+            return
+        if not cancel.HasField("choice"):
+            del self.running[cancel.request]
+            return
+        request.ended[cancel.choice] = True
+        end = scheduler_pb2.ChoiceEnd(reason=scheduler_pb2.FINISH_REASON_STOP)
+        self.send_outputs(
+            scheduler_pb2.ChoiceOutput(
+                request=cancel.request, choice=cancel.choice, first_token_index=cancel.kept_tokens, end=end
+            )
+        )
+        self._finish()
 
     async def _step_alone(self) -> None:
         while True:
             self.step()
             await asyncio.sleep(0 if self.running else 0.001)
 
+    def _next_of_prompt(self, request: Running) -> scheduler_pb2.ChoiceOutput:
+        submit, first = request.submit, request.num_told
+        request.num_told = min(first + self.prompt_tokens_a_step, len(submit.prompt_token_ids))
+        columns = logprob_columns(submit.prompt_token_ids[first : request.num_told], submit.sampling.prompt_logprobs)
+        told = scheduler_pb2.PromptLogprobs(first_token_index=first, columns=columns)
+        return scheduler_pb2.ChoiceOutput(request=submit.request, choice=0, prompt_logprobs=told)
+
     def _next_outputs(self, request: Running) -> list[scheduler_pb2.ChoiceOutput]:
         stopping = request.submit.stopping
         outputs: list[scheduler_pb2.ChoiceOutput] = []
         for choice, tokens in enumerate(request.outputs):
             if request.ended[choice]:
+                continue
+            if choice == 0 and request.num_told < len(request.submit.prompt_token_ids):
+                outputs.append(self._next_of_prompt(request))
                 continue
             index = request.num_sent[choice]
             token_id = tokens[index]
@@ -260,20 +296,20 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             elif index + 1 == min(stopping.max_tokens, len(tokens)):
                 output.end.reason = scheduler_pb2.FINISH_REASON_LENGTH
             if request.submit.sampling.HasField("top_logprobs"):
-                output.logprobs.CopyFrom(logprob_columns(token_id, request.submit.sampling.top_logprobs))
+                output.logprobs.CopyFrom(logprob_columns([token_id], request.submit.sampling.top_logprobs))
             request.num_sent[choice] += 1
             request.ended[choice] = output.HasField("end")
             outputs.append(output)
         return outputs
 
 
-def logprob_columns(token_id: int, num_top: int) -> sequence_pb2.TokenLogprobColumns:
+def logprob_columns(token_ids: Sequence[int], num_top: int) -> sequence_pb2.TokenLogprobColumns:
     """Return logprobs that tell of what token they are: -token_id / 8 for it, then token_id + k at -(k + 1) / 4."""
     return sequence_pb2.TokenLogprobColumns(
         num_top=num_top,
-        sampled=pack_floats([-token_id / 8]),
-        top_token_ids=pack_ids([token_id + each for each in range(num_top)]),
-        top_logprobs=pack_floats([-(each + 1) / 4 for each in range(num_top)]),
+        sampled=pack_floats([-token_id / 8 for token_id in token_ids]),
+        top_token_ids=pack_ids([token_id + each for token_id in token_ids for each in range(num_top)]),
+        top_logprobs=pack_floats([-(each + 1) / 4 for _ in token_ids for each in range(num_top)]),
     )
 
 
@@ -333,9 +369,16 @@ class Stack:
 
 @asynccontextmanager
 async def running_stack(
-    prepared: PreparedModel, scheduler: FakeScheduler | None = None, *, max_model_len: int = MAX_MODEL_LEN
+    prepared: PreparedModel,
+    scheduler: FakeScheduler | None = None,
+    *,
+    max_model_len: int = MAX_MODEL_LEN,
+    **settings_fields: Any,
 ) -> AsyncIterator[Stack]:
-    """Run a scheduler and a gateway that serves `prepared`; after it no task is left of either."""
+    """Run a scheduler and a gateway that serves `prepared`; after it no task is left of either.
+
+    `settings_fields`: further settings of the gateway.
+    """
     before = asyncio.all_tasks()
     scheduler = scheduler or FakeScheduler()
     scheduler.pools = scheduler.pools or [pool_of(prepared, max_model_len=max_model_len)]
@@ -348,6 +391,7 @@ async def running_stack(
         admin_port=0,
         metrics_port=0,
         check_invariants=True,
+        **settings_fields,
     )
     gateway = GatewayServer(settings, [prepared], QUICK)
     try:
