@@ -154,8 +154,7 @@ class Generator:
                     request = self._add(call, model, command.label, prompt, SAMPLING, STOPPING, 1)
                     requests.append(request)
                     submitted.enter_context(self._submitted(request))
-                for request in requests:
-                    await request.wait_complete()
+                await _wait_for_all(requests)
             scores = []
             for request, continuation in zip(requests, continuations, strict=True):
                 assert request.prompt_logprobs is not None, "SAMPLING asks for them"
@@ -272,6 +271,17 @@ class Generator:
             "ttft_s": None if first is None else round(first - request.accepted_at, 4),
             "total_s": round(self._clock() - request.accepted_at, 4),
         }
+
+
+async def _wait_for_all(requests: Sequence[LiveRequest]) -> None:
+    """Return once all are complete. Raises the ServiceError of the first that fails."""
+    tasks = [asyncio.create_task(request.wait_complete()) for request in requests]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _fields_of_accepted(request: LiveRequest) -> dict[str, object]:

@@ -36,7 +36,7 @@ Script = Callable[[scheduler_pb2.Submit, int], Sequence[int]]
 
 def write_again(submit: scheduler_pb2.Submit, choice: int) -> list[int]:
     """Write the prompt again, less its first `choice` tokens, and stop."""
-    return [*submit.prompt_token_ids[choice:], submit.stopping.stop_token_ids[0]]
+    return [*submit.prompt_token_ids[choice:], *submit.stopping.stop_token_ids[:1]]
 
 
 @dataclass

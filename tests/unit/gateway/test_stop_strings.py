@@ -168,7 +168,9 @@ async def test_one_choice_stops_and_the_others_go_on(prepared: PreparedModel) ->
 @pytest.mark.asyncio
 async def test_tokens_behind_a_stop_that_are_under_way(prepared: PreparedModel) -> None:
     """Tokens that cross the cancel are dropped, and so is the scheduler's own end of the choice."""
-    scheduler = FakeScheduler(script=lambda submit, choice: [*ids_of("ab STOP" if not choice else "x" * 30)], auto=False)
+    scheduler = FakeScheduler(
+        script=lambda submit, choice: [*ids_of("ab STOP" if not choice else "x" * 30)], auto=False
+    )
     async with running_stack(prepared, scheduler) as stack:
         call = stack.inference.Generate(request_of("STOP", n=2))
         (submit,) = await scheduler.wait_received("submit")
@@ -191,7 +193,7 @@ async def test_tokens_behind_a_stop_that_are_under_way(prepared: PreparedModel) 
 
 @pytest.mark.asyncio
 async def test_a_lost_stop_is_told_again(prepared: PreparedModel) -> None:
-    """A choice that was stopped while no scheduler was there is named to it after the next Welcome, or in the Submit."""
+    """A choice that was stopped is named again after the next Welcome, or in the Submit."""
     texts = ["ab STOP cd", "x" * 60]
     scheduler = FakeScheduler(script=lambda submit, choice: ids_of(texts[choice]), auto=False)
     async with running_stack(prepared, scheduler) as stack:
@@ -222,7 +224,7 @@ async def test_min_tokens_comes_first(prepared: PreparedModel) -> None:
     async with running_stack(prepared, writes("a.b.c.d")) as stack:
         result = await run(stack, request_of(".", stopping={"min_tokens": len(ids_of("a."))}))
         assert result.text == "a.b"
-        result = await run(stack, request_of(".", stopping={"min_tokens": len(ids_of("a."))  - 1}))
+        result = await run(stack, request_of(".", stopping={"min_tokens": len(ids_of("a.")) - 1}))
         assert result.text == "a"
 
 
