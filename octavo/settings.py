@@ -147,9 +147,9 @@ class ExecutorSettings(Settings):
 
 
 ALL_SETTINGS: tuple[type[Settings], ...] = (GatewaySettings, SchedulerSettings, ExecutorSettings)
-OTHER_VARIABLES = frozenset({"OCTAVO_HOME", "OCTAVO_ADDRESS", "OCTAVO_ADMIN_ADDRESS"})
+OTHER_VARIABLES = frozenset({"OCTAVO_HOME", "OCTAVO_ADDRESS", "OCTAVO_ADMIN_ADDRESS", "OCTAVO_API_KEY"})
 """Variables outside the services' settings. OCTAVO_HOME: where `octavo pull` keeps models (see octavo.models).
-OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where the command's clients find a gateway, host:port."""
+OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where clients find a gateway, host:port. OCTAVO_API_KEY: what they show it."""
 
 
 def known_variables() -> frozenset[str]:

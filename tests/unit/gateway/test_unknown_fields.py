@@ -31,7 +31,6 @@ def named_by(message: Message) -> list[str]:
     try:
         refuse_unknown_fields(message)
     except ServiceError as error:
-        assert error.code is grpc.StatusCode.INVALID_ARGUMENT
         return [violation.field for violation in error.violations]
     return []
 
