@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,15 +13,14 @@ import grpc.aio
 from gateway_page import check_requests_balance
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from metrics_page import Page, scrape
+from scripted_requests import Running, Script, write_again
 
 from gateway.scheduler_client import Backoff
 from gateway.server import GatewayServer
-from octavo.internal.executor.v1 import sequence_pb2
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
-from octavo.rpc.logprobs import pack_floats, pack_ids
 from octavo.rpc.server import RpcServer
 from octavo.settings import GatewaySettings
 from octavo.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc, model_pb2_grpc
@@ -29,28 +28,6 @@ from octavo.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc, model_p
 TIMEOUT = 10.0
 MAX_MODEL_LEN = 1024
 QUICK = Backoff(initial=0.01, maximum=0.05)
-
-Script = Callable[[scheduler_pb2.Submit, int], Sequence[int]]
-"""The whole output of a choice, its stop token included: a pure function of the record, like a model's."""
-
-
-def write_again(submit: scheduler_pb2.Submit, choice: int) -> list[int]:
-    """Write the prompt again, less its first `choice` tokens, and stop."""
-    return [*submit.prompt_token_ids[choice:], *submit.stopping.stop_token_ids[:1]]
-
-
-@dataclass
-class Running:
-    """A request as the scheduler knows it: what it will write, and how much of that it has sent.
-
-    `num_told`: tokens of the prompt, the first included, whose logprobs it has told; all where none are asked for.
-    """
-
-    submit: scheduler_pb2.Submit
-    outputs: list[list[int]]
-    num_sent: list[int]
-    ended: list[bool]
-    num_told: int
 
 
 @dataclass
@@ -150,7 +127,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def step(self, count: int = 1) -> None:
         """Send the next token of every unended choice, `count` times, and Finished where all have ended."""
         for _ in range(count):
-            outputs = [output for request in list(self.running.values()) for output in self._next_outputs(request)]
+            outputs = [
+                output
+                for request in list(self.running.values())
+                for output in request.next_outputs(self.prompt_tokens_a_step)
+            ]
             if outputs:
                 self.send_outputs(*outputs)
             self._finish()
@@ -238,14 +219,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _submit(self, submit: scheduler_pb2.Submit) -> None:
         if submit.request in self.running or not self.accepts:
             return
-        outputs = [list(self.script(submit, choice)) for choice in range(len(submit.choices))]
-        sent = [len(choice.token_ids) for choice in submit.choices]
-        for choice, output in zip(submit.choices, outputs, strict=True):
-            assert list(choice.token_ids) == output[: len(choice.token_ids)], "committed tokens are not what was sent"
-        ended = [choice.HasField("end") for choice in submit.choices]
-        asks_for_prompt = submit.sampling.HasField("prompt_logprobs")
-        num_told = 1 if asks_for_prompt else len(submit.prompt_token_ids)
-        self.running[submit.request] = Running(submit, outputs, sent, ended, num_told)
+        self.running[submit.request] = Running.begin(submit, self.script)
         self.send(accepted=scheduler_pb2.Accepted(request=submit.request))
 
     def _cancel(self, cancel: scheduler_pb2.Cancel) -> None:
@@ -268,49 +242,6 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         while True:
             self.step()
             await asyncio.sleep(0 if self.running else 0.001)
-
-    def _next_of_prompt(self, request: Running) -> scheduler_pb2.ChoiceOutput:
-        submit, first = request.submit, request.num_told
-        request.num_told = min(first + self.prompt_tokens_a_step, len(submit.prompt_token_ids))
-        columns = logprob_columns(submit.prompt_token_ids[first : request.num_told], submit.sampling.prompt_logprobs)
-        told = scheduler_pb2.PromptLogprobs(first_token_index=first, columns=columns)
-        return scheduler_pb2.ChoiceOutput(request=submit.request, choice=0, prompt_logprobs=told)
-
-    def _next_outputs(self, request: Running) -> list[scheduler_pb2.ChoiceOutput]:
-        stopping = request.submit.stopping
-        outputs: list[scheduler_pb2.ChoiceOutput] = []
-        for choice, tokens in enumerate(request.outputs):
-            if request.ended[choice]:
-                continue
-            if choice == 0 and request.num_told < len(request.submit.prompt_token_ids):
-                outputs.append(self._next_of_prompt(request))
-                continue
-            index = request.num_sent[choice]
-            token_id = tokens[index]
-            output = scheduler_pb2.ChoiceOutput(
-                request=request.submit.request, choice=choice, first_token_index=index, token_ids=[token_id]
-            )
-            if token_id in stopping.stop_token_ids:
-                output.end.reason = scheduler_pb2.FINISH_REASON_STOP
-                output.end.stop_token_id = token_id
-            elif index + 1 == min(stopping.max_tokens, len(tokens)):
-                output.end.reason = scheduler_pb2.FINISH_REASON_LENGTH
-            if request.submit.sampling.HasField("top_logprobs"):
-                output.logprobs.CopyFrom(logprob_columns([token_id], request.submit.sampling.top_logprobs))
-            request.num_sent[choice] += 1
-            request.ended[choice] = output.HasField("end")
-            outputs.append(output)
-        return outputs
-
-
-def logprob_columns(token_ids: Sequence[int], num_top: int) -> sequence_pb2.TokenLogprobColumns:
-    """Return logprobs that tell of what token they are: -token_id / 8 for it, then token_id + k at -(k + 1) / 4."""
-    return sequence_pb2.TokenLogprobColumns(
-        num_top=num_top,
-        sampled=pack_floats([-token_id / 8 for token_id in token_ids]),
-        top_token_ids=pack_ids([token_id + each for token_id in token_ids for each in range(num_top)]),
-        top_logprobs=pack_floats([-(each + 1) / 4 for _ in token_ids for each in range(num_top)]),
-    )
 
 
 def pool_of(
