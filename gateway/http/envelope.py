@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.requests import ChoiceEnd, FinishReason, Started
 
-encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-"""One encoder for all, since making one takes longer than a token."""
+# One encoder for all, since making one takes longer than a token.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+# Line ends to Unicode, and so to clients that split a stream into lines as text: httpx does.
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+def encode_json(value: Any) -> str:
+    """Return JSON on one line, whoever looks for lines."""
+    text = _encode(value)
+    return text if text.isascii() else _LINE_ENDS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,9 @@ Prompts = Annotated[
 ]
 
 
-def _of(text: str, default: Any = None) -> Any:
-    return Field(default, description=text)
+def _of(text: str, **bounds: Any) -> Any:
+    """Declare an optional field. `bounds`: for the page alone, since it is the domain that checks them."""
+    return Field(default=None, description=text, json_schema_extra=bounds or None)
 
 
 class _Object(BaseModel):
@@ -135,7 +136,10 @@ class Message(_Object):
 
     unsupported = known.MESSAGE
 
-    role: Text = Field(description="system (or developer, which is the same), user or assistant.")
+    role: Text = Field(
+        description="system (or developer, which is the same), user or assistant.",
+        json_schema_extra={"enum": ["system", "developer", "user", "assistant"]},
+    )
     content: Content | None = _of("Text, or a list of parts of type text, which are joined. May be null for assistant.")
     name: Any = _of("Ignored: templates have no place for it.")
 
@@ -148,34 +152,38 @@ class Generate(_Object):
     model: Text | None = _of("Name of the model, as /v1/models lists it. Default: the only one served.")
     stream: bool | None = _of("True: server-sent events as the output is made. Default false.")
     stream_options: StreamOptions | None = _of("Only with stream.")
-    n: Uint32 | None = _of("Number of choices for each prompt, 1 to 128. Default 1.")
+    n: Uint32 | None = _of("Number of choices for each prompt, 1 to 128. Default 1.", minimum=1, maximum=128)
     best_of: Uint32 | None = _of(
-        "Generate this many choices and return the n likeliest by mean logprob; n to 128. Not with stream. Default n."
+        "Generate so many and return the n likeliest; n to 128. Not with stream. Default n.",
+        minimum=1,
+        maximum=128,
     )
     seed: Seed | None = _of("Seed of the sampling noise, -2^63 to 2^64 - 1. Default: drawn, and told in octavo.seed.")
-    temperature: float | None = _of("0 to 2; below 1e-5 greedy. Default: the model's.")
-    top_p: float | None = _of("Above 0, at most 1. Default: the model's.")
+    temperature: float | None = _of("0 to 2; below 1e-5 greedy. Default: the model's.", minimum=0, maximum=2)
+    top_p: float | None = _of("Above 0, at most 1. Default: the model's.", exclusiveMinimum=0, maximum=1)
     top_k: Uint32 | None = _of("Likeliest tokens kept; 0 keeps all. Default: the model's.")
-    min_p: float | None = _of("0 to 1, relative to the likeliest token. Default: the model's.")
-    typical_p: float | None = _of("Above 0, at most 1. Default 1.")
-    repetition_penalty: float | None = _of("Above 0, at most 2; prompt and output. Default: the model's.")
-    presence_penalty: float | None = _of("-2 to 2; output. Default 0.")
-    frequency_penalty: float | None = _of("-2 to 2, per occurrence; output. Default 0.")
+    min_p: float | None = _of("0 to 1, relative to the likeliest token. Default: the model's.", minimum=0, maximum=1)
+    typical_p: float | None = _of("Above 0, at most 1. Default 1.", exclusiveMinimum=0, maximum=1)
+    repetition_penalty: float | None = _of("Above 0, at most 2. Default: the model's.", exclusiveMinimum=0, maximum=2)
+    presence_penalty: float | None = _of("-2 to 2; output. Default 0.", minimum=-2, maximum=2)
+    frequency_penalty: float | None = _of("-2 to 2, per occurrence; output. Default 0.", minimum=-2, maximum=2)
     logit_bias: dict[Text, float] | None = _of("Token ids as texts, each with what is added to its logit, -100 to 100.")
-    bad_words: list[Text] | None = _of("At most 64 texts that the output may not contain.")
+    bad_words: list[Text] | None = _of("At most 64 texts that the output may not contain.", maxItems=64)
     max_tokens: Uint32 | None = _of("Most tokens for each choice; 0 generates nothing.")
     min_tokens: Uint32 | None = _of("Fewest tokens before anything may stop a choice. Default 0.")
     stop: Stop | None = _of("A text, or at most 16, that stop a choice.")
-    stop_token_ids: list[Uint32] | None = _of("At most 64 further token ids that stop a choice.")
+    stop_token_ids: list[Uint32] | None = _of("At most 64 further token ids that stop a choice.", maxItems=64)
     ignore_eos: bool | None = _of("True: end-of-sequence tokens are ordinary ones. Default false.")
     include_stop_str_in_output: bool | None = _of("True: what stopped a choice is part of its text. Default false.")
     skip_special_tokens: bool | None = _of("False writes special tokens out as text. Default true.")
-    truncate_prompt_tokens: Uint32 | None = _of("Keep this many last tokens of the prompt, at least 1. Default: all.")
+    truncate_prompt_tokens: Uint32 | None = _of(
+        "Last tokens of the prompt to keep, at least 1. Default: all.", minimum=1
+    )
     prompt_logprobs: Uint32 | None = _of(
-        "Logprobs of the prompt's tokens and this many alternatives, 0 to 20. Default none."
+        "Logprobs of the prompt and this many alternatives, 0 to 20. Default none.", maximum=20
     )
     echo: bool | None = _of("True: the prompt is part of the answer. Default false.")
-    user: Text | None = _of("A label of the client's own for logs, at most 128 characters.")
+    user: Text | None = _of("A label for logs, at most 128 characters.", maxLength=128)
 
 
 class ChatRequest(Generate):
@@ -191,10 +199,12 @@ class ChatRequest(Generate):
         "service_tier",
     )
 
-    messages: list[Message] = Field(description="The messages, oldest first. At least one.")
+    messages: list[Message] = Field(
+        description="The messages, oldest first. At least one.", json_schema_extra={"minItems": 1}
+    )
     max_completion_tokens: Uint32 | None = _of("max_tokens by its newer name. Default: what the context leaves.")
     logprobs: bool | None = _of("True: log-probabilities of the output's tokens. Default false.")
-    top_logprobs: Uint32 | None = _of("Alternatives of each token, 0 to 20. Only with logprobs.")
+    top_logprobs: Uint32 | None = _of("Alternatives of each token, 0 to 20. Only with logprobs.", maximum=20)
     add_generation_prompt: bool | None = _of("False only with continue_final_message. Default: its opposite.")
     continue_final_message: bool | None = _of("True: the last message, the assistant's, is continued. Default false.")
     metadata: Any = _of("Ignored.")
@@ -211,7 +221,7 @@ class CompletionRequest(Generate):
     unsupported = known.COMPLETION
 
     prompt: Prompts = Field(description=f"A text, token ids, or a list of either: at most {MAX_PROMPTS} prompts.")
-    logprobs: Uint32 | None = _of("Logprobs of tokens and this many alternatives, 0 to 20. Default none.")
+    logprobs: Uint32 | None = _of("Logprobs of tokens and this many alternatives, 0 to 20. Default none.", maximum=20)
 
 
 class TokenizeRequest(_Object):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import pytest_asyncio
 from langchain_openai import ChatOpenAI
 from openai.types.chat import ChatCompletionMessageParam
-from stack import ProcessStack, Stack, in_process, wait_idle
+from stack import ProcessStack, Stack, in_process, wait_idle, wait_serving
 from stack_client import generate, request_for
 
 from octavo.models.prepared import PreparedModel
@@ -290,6 +291,7 @@ async def test_langchain(stack: Stack) -> None:
 
 def test_the_blocking_client(shared_processes: ProcessStack) -> None:
     """The client without asyncio works as well, whole and streamed."""
+    asyncio.run(wait_serving(shared_processes.gateway_address))
     with openai.OpenAI(
         base_url=f"http://{shared_processes.http_address}/v1",
         api_key="none",
