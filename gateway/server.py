@@ -65,7 +65,8 @@ class GatewayServer:
         self._models = ServedModels(served, _aliases(settings, models))
         metrics = GatewayMetrics(model.name for model in self._models)
         self.live = LiveRequests(secrets.token_hex(16), clock, metrics)
-        self._cell = Cell()
+        # Nothing below the servers refers to them, so that one that never started is gone before the interpreter is.
+        self._cell = cell = Cell()
         self._channel = open_channel(settings.scheduler)
         self._scheduler = SchedulerClient(
             self._channel,
@@ -90,7 +91,7 @@ class GatewayServer:
             AdminServicer(AdminClient(self._channel, self._cell)), self._admin.server
         )
         registry = CollectorRegistry()
-        registry.register(GatewayCollector(metrics, self.live.count_by_model, lambda: self._cell.is_attached))
+        registry.register(GatewayCollector(metrics, self.live.count_by_model, lambda: cell.is_attached))
         self._metrics = MetricsServer(registry, settings.bind, settings.metrics_port)
         routers = [
             GenerationApi(generator, self._models, clock).router(),

@@ -68,8 +68,9 @@ class GenerationResponse(Response):
             answer.take(prompt, events)
         while (news := await reading.next_events())[1]:
             answer.take(*news)
+        fields = answer.fields()
         self._has_begun = True
-        await send_json(send, answer.fields(), {REQUEST_ID_HEADER: started.request_id})
+        await send_json(send, fields, {REQUEST_ID_HEADER: started.request_id})
 
     async def _send_stream(self, reading: Reading, send: Send) -> None:
         # Nothing is sent before every prompt was accepted: until then an error still has a status.

@@ -208,12 +208,12 @@ async def test_operators_see_a_gateway_that_stops(prepared: PreparedModel, monke
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("field", ["port", "admin_port", "metrics_port"])
+@pytest.mark.parametrize("field", ["port", "http_port", "admin_port", "metrics_port"])
 async def test_taken_port(prepared: PreparedModel, field: str) -> None:
-    """A port that another has is said by the name of its flag, and the gateway leaves the other two as they were."""
+    """A port that another has is said by the name of its flag, and the gateway leaves the others as they were."""
     with contextlib.ExitStack() as held:
         ports = {}
-        for name in ("port", "admin_port", "metrics_port"):
+        for name in ("port", "http_port", "admin_port", "metrics_port"):
             listener = held.enter_context(socket.socket())
             listener.bind(("127.0.0.1", 0))
             ports[name] = listener.getsockname()[1]
