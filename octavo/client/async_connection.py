@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc
+from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
 from octavo.client.discovery import Api, checked_address, find, key_metadata
 from octavo.client.errors import CallInfo, cancelled, error_from
 from octavo.rpc.channel import open_channel
@@ -18,8 +18,7 @@ class AsyncConnection:
     """Finds its peer and connects on first use, and belongs from then on to the event loop that ran at that moment."""
 
     def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
-        """`address`: host:port; None: found on first use. `api_key` goes with each call. Raises InvalidArgumentError.
-        """
+        """`address`: host:port; None: found on first use. `api_key` goes with each call. Raises InvalidArgumentError."""
         self._metadata = key_metadata(api_key)
         self._api = api
         self._address = None if address is None else checked_address(address)
@@ -43,9 +42,10 @@ class AsyncConnection:
 
         Raises ServiceError.
         """
+        seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
         method = channel.unary_unary(rpc.path, *_codecs(rpc))
-        call = self._keep(method(request, timeout=timeout, metadata=self._metadata))
+        call = self._keep(method(request, timeout=seconds, metadata=self._metadata))
         try:
             answer: ResponseT = await call
             return answer
@@ -62,9 +62,10 @@ class AsyncConnection:
 
     async def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
         """Ask and return grpc's call, to be read. Raises ServiceError where nobody can be found."""
+        seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
         method = channel.unary_stream(rpc.path, *_codecs(rpc))
-        return self._keep(method(request, timeout=timeout, metadata=self._metadata))
+        return self._keep(method(request, timeout=seconds, metadata=self._metadata))
 
     async def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""

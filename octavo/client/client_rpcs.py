@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from octavo.client.errors import invalid
 from octavo.v1 import admin_pb2, inference_pb2, model_pb2
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -82,3 +84,27 @@ SERVICE_CONFIG: dict[str, Any] = {
 }
 """gRPC never sends a call again once its answer has begun. The gateway begins with the first event of an accepted
 request, so a call that has given its caller a token is never repeated."""
+
+LONGEST_TIMEOUT = 1e9
+"""Seconds, some thirty years. gRPC counts nanoseconds in 64 bits, and takes what overflows for a time that is past."""
+
+
+def grpc_timeout(timeout: float | None) -> float | None:
+    """Return the seconds that gRPC is given for a caller's; None without end, so also for infinity.
+
+    Raises TypeError, and InvalidArgumentError for NaN.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, str | bytes):
+        raise TypeError(f"timeout takes seconds, is {timeout!r}")
+    try:
+        seconds = float(timeout)
+    except OverflowError:
+        seconds = math.copysign(math.inf, 1 if timeout > 0 else -1)
+    except (TypeError, ValueError):
+        raise TypeError(f"timeout takes seconds, is {timeout!r}") from None
+    if math.isnan(seconds):
+        raise invalid("timeout", "must be a number of seconds, is nan")
+    # What is left of a deadline that has passed is negative; gRPC then says so without asking anybody.
+    return None if seconds > LONGEST_TIMEOUT else max(0.0, seconds)

@@ -64,6 +64,8 @@ class Endpoint:
 
 def checked_address(address: str, source: str = "address") -> str:
     """Return an address as it is. Raises InvalidArgumentError, naming `source`, where it is not host:port."""
+    if not isinstance(address, str):
+        raise TypeError(f"{source} must be host:port, is {address!r}")
     try:
         return parse_address(address)
     except ValueError:

@@ -22,6 +22,8 @@ _ROLES = {
     "user": inference_pb2.CHAT_ROLE_USER,
     "assistant": inference_pb2.CHAT_ROLE_ASSISTANT,
 }
+# Sequences of numbers too, by Python's book; given as a prompt they are text that nobody decoded.
+_BYTES = bytes | bytearray | memoryview
 _WHOLE_NUMBERS = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
 
 
@@ -61,7 +63,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
                 getattr(target, name).extend(value)
             else:
                 setattr(target, name, value)
-        except ValueError:
+        except (ValueError, OverflowError):
             violations.append(FieldViolation(f"{group}.{name}" if group else name, f"{_range(field)}, is {value!r}"))
         except (TypeError, AttributeError):
             raise TypeError(f"{name}={value!r} is of the wrong type: {_range(field)}") from None
@@ -79,14 +81,17 @@ def score_request(
     prompt: Prompt, continuations: Sequence[str | Sequence[int]], model: str | None, request_id: str | None
 ) -> inference_pb2.ScoreRequest:
     """Return the request. Raises TypeError, InvalidArgumentError."""
-    request = inference_pb2.ScoreRequest(model=model or "", request_id=request_id or "")
+    request = inference_pb2.ScoreRequest()
+    _set_text(request, "model", model)
+    _set_text(request, "request_id", request_id)
     _set_prompt(request, prompt)
-    if isinstance(continuations, str):
-        raise TypeError("continuations are a list: put the one text into a list")
+    if not isinstance(continuations, Sequence) or isinstance(continuations, str | _BYTES):
+        put = ": put the one text into a list" if isinstance(continuations, str) else ""
+        raise TypeError(f"continuations are a list, not {type(continuations).__name__}{put}")
     for index, continuation in enumerate(continuations):
         part = request.continuations.add()
         if isinstance(continuation, str):
-            part.text = continuation
+            _set_text(part, "text", continuation, f"continuations[{index}].")
         else:
             part.token_ids.SetInParent()
             _extend(f"continuations[{index}].token_ids.ids", part.token_ids.ids, continuation)
@@ -97,7 +102,8 @@ def tokenize_request(
     prompt: str | Messages, model: str | None, add_special_tokens: bool | None
 ) -> inference_pb2.TokenizeRequest:
     """Return the request. Raises TypeError, InvalidArgumentError."""
-    request = inference_pb2.TokenizeRequest(model=model or "")
+    request = inference_pb2.TokenizeRequest()
+    _set_text(request, "model", model)
     if add_special_tokens is not None:
         request.add_special_tokens = add_special_tokens
     _set_text_or_chat(request, prompt)
@@ -106,7 +112,8 @@ def tokenize_request(
 
 def count_tokens_request(prompt: str | Messages, model: str | None) -> inference_pb2.CountTokensRequest:
     """Return the request. Raises TypeError, InvalidArgumentError."""
-    request = inference_pb2.CountTokensRequest(model=model or "")
+    request = inference_pb2.CountTokensRequest()
+    _set_text(request, "model", model)
     _set_text_or_chat(request, prompt)
     return request
 
@@ -115,7 +122,8 @@ def detokenize_request(
     token_ids: Sequence[int], model: str | None, skip_special_tokens: bool | None
 ) -> inference_pb2.DetokenizeRequest:
     """Return the request. Raises TypeError, InvalidArgumentError."""
-    request = inference_pb2.DetokenizeRequest(model=model or "")
+    request = inference_pb2.DetokenizeRequest()
+    _set_text(request, "model", model)
     if skip_special_tokens is not None:
         request.skip_special_tokens = skip_special_tokens
     _extend("token_ids", request.token_ids, token_ids)
@@ -128,8 +136,10 @@ def list_models_request(page_token: str) -> model_pb2.ListModelsRequest:
 
 
 def get_model_request(name: str) -> model_pb2.GetModelRequest:
-    """Return the request."""
-    return model_pb2.GetModelRequest(name=name)
+    """Return the request. Raises TypeError, InvalidArgumentError."""
+    request = model_pb2.GetModelRequest()
+    _set_text(request, "name", name)
+    return request
 
 
 def list_requests_request(page_token: str) -> admin_pb2.ListRequestsRequest:
@@ -138,8 +148,10 @@ def list_requests_request(page_token: str) -> admin_pb2.ListRequestsRequest:
 
 
 def cancel_request_request(request_id: str) -> admin_pb2.CancelRequestRequest:
-    """Return the request."""
-    return admin_pb2.CancelRequestRequest(request_id=request_id)
+    """Return the request. Raises TypeError, InvalidArgumentError."""
+    request = admin_pb2.CancelRequestRequest()
+    _set_text(request, "request_id", request_id)
+    return request
 
 
 def get_load_request() -> admin_pb2.GetLoadRequest:
@@ -151,7 +163,7 @@ def _set_text_or_chat(
     request: inference_pb2.TokenizeRequest | inference_pb2.CountTokensRequest, prompt: str | Messages
 ) -> None:
     if isinstance(prompt, str):
-        request.text = prompt
+        _set_text(request, "text", prompt)
     else:
         request.chat.CopyFrom(_chat(prompt))
 
@@ -167,9 +179,10 @@ def _continue_final_message(request: inference_pb2.GenerateRequest, value: objec
 
 def _set_prompt(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
-        request.text = prompt
-    elif isinstance(prompt, Mapping | Message):
-        raise TypeError("a prompt is text, token ids or a list of messages: put the one message into a list")
+        _set_text(request, "text", prompt)
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, _BYTES):
+        put = ": put the one message into a list" if isinstance(prompt, Mapping | Message) else ""
+        raise TypeError(f"a prompt is text, token ids or a list of messages, not {type(prompt).__name__}{put}")
     elif prompt and isinstance(prompt[0], Mapping | Message):
         request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]  # the first element tells which it is
     else:
@@ -178,24 +191,42 @@ def _set_prompt(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequ
 
 
 def _chat(messages: Messages) -> inference_pb2.ChatInput:
+    if not isinstance(messages, Sequence) or isinstance(messages, _BYTES):
+        raise TypeError(f"a conversation is a list of messages, not {type(messages).__name__}")
     chat = inference_pb2.ChatInput()
     for index, message in enumerate(messages):
+        where = f"messages[{index}]"
         if isinstance(message, Mapping):
             if message.keys() != {"role", "content"}:
-                raise TypeError(f"messages[{index}] has the keys {list(message)}: give role and content")
+                raise TypeError(f"{where} has the keys {list(message)}: give role and content")
             role, content = message["role"], message["content"]
-        else:
+        elif isinstance(message, Message):
             role, content = message.role, message.content
+        else:
+            raise TypeError(f"{where} is no message but {type(message).__name__}: give role and content")
+        if not isinstance(role, str):
+            raise TypeError(f"{where}.role must be text, is {role!r}")
         if role not in _ROLES:
             raise invalid(f"chat.messages[{index}].role", f"must be system, user or assistant, is {role!r}")
-        try:
-            chat.messages.add(role=_ROLES[role], content=content)
-        except ValueError:
-            raise invalid(f"chat.messages[{index}].content", "is not valid Unicode text") from None
+        _set_text(chat.messages.add(role=_ROLES[role]), "content", content, f"chat.messages[{index}].")
     return chat
 
 
+def _set_text(message: Any, name: str, text: str | None, path: str = "") -> None:
+    """Set a field that holds text; None: leave it empty. Raises TypeError, InvalidArgumentError."""
+    if text is None:
+        return
+    if not isinstance(text, str):
+        raise TypeError(f"{path}{name} must be text, is {type(text).__name__}")
+    try:
+        setattr(message, name, text)
+    except ValueError:
+        raise invalid(f"{path}{name}", "is not valid Unicode text") from None
+
+
 def _extend(field: str, ids: Any, values: Sequence[int]) -> None:
+    if isinstance(values, _BYTES):
+        raise TypeError(f"{field} takes whole numbers, not {type(values).__name__}")
     try:
         ids.extend(values)
     except ValueError:

@@ -77,7 +77,9 @@ def parse_bytes(text: str) -> int:
 def parse_address(text: str) -> str:
     """Return the address of a service to dial, `host:port` or `[host]:port`, as it was given."""
     host, _, port = text.rpartition(":")
-    if not (host.strip() and port.isascii() and port.isdecimal() and 0 < int(port) < 65536) or " " in host:
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+    # Nothing but printable text: no line ends, no bytes that the environment could not decode.
+    if not (host and is_port and host.isprintable()) or " " in host:
         raise ValueError("host:port")
     return text
 

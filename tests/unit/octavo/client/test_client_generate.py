@@ -235,6 +235,7 @@ def test_a_prompt_is_text_tokens_or_a_chat(prompt: Prompt, sent: pb.GenerateRequ
         ({"request_id": "\ud800"}, "request_id", "valid Unicode text"),
         ({"stop": ["fine", "\ud800"]}, "stopping.stop", "valid Unicode text"),
         ({"logit_bias": {-1: 0.5}}, "sampling.logit_bias", "token ids to numbers"),
+        ({"temperature": 10**400}, "sampling.temperature", "must be a number"),
     ],
 )
 def test_what_no_field_can_hold_is_named(
@@ -269,6 +270,12 @@ def test_all_bad_values_are_named_at_once() -> None:
         ({"role": "user", "content": "x"}, {}, "into a list"),
         (["a", "b"], {}, "whole numbers"),
         ([{"role": "user"}], {}, "give role and content"),
+        (b"bytes", {}, "a prompt is text, token ids or a list of messages, not bytes"),
+        (5, {}, "a prompt is text, token ids or a list of messages, not int"),
+        (iter([1]), {}, "a prompt is text"),
+        ([Message("user", "x"), "y"], {}, r"messages\[1\] is no message but str"),
+        ([{"role": "user", "content": b"x"}], {}, r"messages\[0\].content must be text, is bytes"),
+        ([{"role": ["user"], "content": "x"}], {}, r"messages\[0\].role must be text"),
     ],
 )
 def test_wrong_types_are_told_from_wrong_values(prompt: Any, options: Mapping[str, Any], words: str) -> None:
@@ -283,6 +290,7 @@ def test_wrong_types_are_told_from_wrong_values(prompt: Any, options: Mapping[st
         ([{"role": "robot", "content": "x"}], "chat.messages[0].role"),
         ([{"role": "user", "content": "\ud800"}], "chat.messages[0].content"),
         ([1, 2, -3], "token_ids.ids"),
+        ("a\ud800", "text"),
     ],
 )
 def test_a_bad_prompt_names_its_part(prompt: Sequence[Any], field: str) -> None:

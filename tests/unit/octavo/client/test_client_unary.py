@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
-from client_fakes import Face, fail, model, reply, request_info, serving
+from client_fakes import Face, answer, fail, model, reply, request_info, serving
 
 from octavo.client import (
     AdminClient,
@@ -244,3 +246,50 @@ def test_cancel_request_names_the_request(admin: Any) -> None:
     refuse = fail(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", "no live request g-1")
     with serving(refuse) as gateway, pytest.raises(NotFoundError, match="no live request g-1"):
         admin(gateway.address, "cancel_request", "g-1")
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: Client("127.0.0.1:1").tokenize("\ud800"), "text"),
+        (lambda: Client("127.0.0.1:1").tokenize("x", model="\ud800"), "model"),
+        (lambda: Client("127.0.0.1:1").detokenize([1], model="\ud800"), "model"),
+        (lambda: Client("127.0.0.1:1").get_model("\ud800"), "name"),
+        (lambda: AdminClient("127.0.0.1:1").cancel_request("\ud800"), "request_id"),
+        (lambda: Client("\ud800:1"), "address"),
+        (lambda: Client("host\n:1"), "address"),
+        (lambda: Client("127.0.0.1:1").complete("x", timeout=math.nan), "timeout"),
+        (lambda: list(Client("127.0.0.1:1").generate("x", timeout=math.nan)), "timeout"),
+        (lambda: asyncio.run(AsyncClient("127.0.0.1:1").complete("x", timeout=math.nan)), "timeout"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(call: Callable[[], object], field: str) -> None:
+    """Text that is no Unicode, and a time that is no number, are typed errors with the argument's name."""
+    with pytest.raises(InvalidArgumentError) as raised:
+        call()
+    assert [violation.field for violation in raised.value.violations] == [field]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Client("127.0.0.1:1").tokenize(b"x"), "a conversation is a list of messages, not bytes"),  # type: ignore[arg-type]
+        (lambda: Client("127.0.0.1:1").tokenize([1]), r"messages\[0\] is no message but int"),  # type: ignore[list-item]
+        (lambda: Client("127.0.0.1:1").detokenize(b"x"), "whole numbers, not bytes"),
+        (lambda: Client("127.0.0.1:1").get_model(5), "name must be text, is int"),  # type: ignore[arg-type]
+        (lambda: Client(5), "address must be host:port, is 5"),  # type: ignore[arg-type]
+        (lambda: Client("127.0.0.1:1").complete("x", timeout="5"), "timeout takes seconds, is '5'"),  # type: ignore[arg-type]
+        (lambda: list(Client("127.0.0.1:1").generate("x", timeout=[])), "timeout takes seconds"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(call: Callable[[], object], words: str) -> None:
+    """A mistake in the program is a TypeError that says which argument and what it takes."""
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 10**400])
+def test_a_timeout_that_never_ends_is_none(face: Face, timeout: float) -> None:
+    """gRPC would take it for a time that has passed, and answer DEADLINE_EXCEEDED at once."""
+    with serving(answer("a")) as gateway:
+        assert [delta.text for delta in face.read(gateway.address, "x", timeout=timeout)[0]] == ["a"]
