@@ -18,6 +18,8 @@ from tokenizer_samples import byte_level
 
 from gateway.http.server import MAX_HEADER_BYTES
 from octavo.models.prepared import PreparedModel
+from octavo.terminal.checks.finding import Level
+from octavo.terminal.checks.ports import Page, PortUse, check_ports
 
 COMPLETION = {"prompt": "the cat sat", "temperature": 0}
 
@@ -230,3 +232,14 @@ async def test_a_bug_is_told_without_its_words(prepared: PreparedModel, monkeypa
         assert events_of(stream.text)[-1]["error"]["code"] == "internal"
         assert "secret" not in whole.text + stream.text
         await stack.wait_empty()
+
+
+@pytest.mark.asyncio
+async def test_the_doctor_knows_the_port(prepared: PreparedModel) -> None:
+    """`octavo doctor` tells the HTTP port from a program that is not Octavo's, by a page that needs no key."""
+    async with served(prepared) as (stack, _):
+        ports = (stack.gateway.http_port, stack.gateway.metrics_port)
+        uses = [PortUse("http", "127.0.0.1", port, "--http-port", page=Page.OPENAI) for port in ports]
+        own, other = await check_ports(uses)
+        assert (own.level, other.level) == (Level.OK, Level.PROBLEM)
+        assert "OpenAI-compatible" in own.text
