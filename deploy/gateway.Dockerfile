@@ -33,5 +33,5 @@ RUN python -m pip install --root-user-action=ignore --no-cache-dir --no-deps --n
 WORKDIR /
 USER octavo
 ENV OCTAVO_HOME=/var/lib/octavo OCTAVO_GATEWAY_BIND=0.0.0.0
-EXPOSE 50051 50054 9101
+EXPOSE 50051 50054 8000 9101
 ENTRYPOINT ["python", "-m", "gateway"]

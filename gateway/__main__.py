@@ -11,7 +11,7 @@ end_at_sigterm()
 from gateway.server import serve
 from octavo.models.errors import ModelError
 from octavo.rpc.server import PortTakenError, run
-from octavo.rpc.settings import stop_with
+from octavo.rpc.settings import SettingsError, stop_with
 from octavo.rpc.stages import Stages, process_started
 from octavo.rpc.telemetry import configure_logging
 from octavo.settings import GatewaySettings, load
@@ -25,7 +25,7 @@ def main() -> int:
     stages.done("imports")
     try:
         return run(serve(settings, stages))
-    except (ModelError, PortTakenError) as error:
+    except (ModelError, SettingsError, PortTakenError) as error:
         stop_with(GatewaySettings.program, error)
 
 

@@ -11,6 +11,7 @@ import grpc.aio
 from gateway.admin_client import AdminClient, SilentSchedulerError
 from gateway.admin_convert import load_to_proto, requests_to_proto
 from gateway.live_request import parse_request_id
+from gateway.unknown_fields import refuse_unknown_fields
 from gateway.validation import DEFAULT_PAGE_SIZE, check_page_size
 from octavo.rpc.errors import FieldViolation, invalid_argument
 from octavo.v1 import admin_pb2, admin_pb2_grpc
@@ -28,6 +29,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListRequestsRequest, context: _Context
     ) -> admin_pb2.ListRequestsResponse:
         """Answer with a page of the cell's live requests. The scheduler made the page token, and checks it."""
+        refuse_unknown_fields(request)
         if violations := list(check_page_size(request.page_size)):
             raise invalid_argument(violations)
         page_size = request.page_size or DEFAULT_PAGE_SIZE
@@ -39,6 +41,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.CancelRequestRequest, context: _Context
     ) -> admin_pb2.CancelRequestResponse:
         """End a request, whichever gateway serves it."""
+        refuse_unknown_fields(request)
         parsed = parse_request_id(request.request_id)
         if parsed is None:
             what = "must be an id that Started or ListRequests gave" if request.request_id else "is required"
@@ -48,11 +51,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.CancelRequestResponse()
 
     async def GetLoad(  # noqa: N802
-        self,
-        request: admin_pb2.GetLoadRequest,  # noqa: ARG002 - it has no fields
-        context: _Context,
+        self, request: admin_pb2.GetLoadRequest, context: _Context
     ) -> admin_pb2.GetLoadResponse:
         """Answer with the load of the cell."""
+        refuse_unknown_fields(request)
         with _told_at_once(context):
             return load_to_proto(await self._scheduler.get_load(context.time_remaining()))
 

@@ -38,16 +38,20 @@ class ChatTemplate:
             self.render([ChatMessage("user", "")])
         except ChatTemplateError as error:
             if isinstance(error.__cause__, TemplateSyntaxError):
-                raise ModelError(f"the model's chat template is no valid Jinja: {error}") from error
+                raise ModelError(f"the chat template is no valid Jinja: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """Return the text of the messages with the cue for an assistant's turn at its end. Raises ChatTemplateError."""
+    def render(self, messages: Sequence[ChatMessage], *, continue_final_message: bool = False) -> str:
+        """Return the text of the messages with the cue for an assistant's turn at its end. Raises ChatTemplateError.
+
+        `continue_final_message`: it ends with the last message instead, which is to be continued.
+        """
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:
             texts, _ = self._render(
                 [conversation],
                 chat_template=self._source,
-                add_generation_prompt=True,
+                add_generation_prompt=not continue_final_message,
+                continue_final_message=continue_final_message,
                 **self._special_tokens,
             )
         except Exception as error:  # what a template can raise has no common base

@@ -1,33 +1,35 @@
-"""One choice as its client sees it: deltas of text, read from the record.
-
-What is to be done to text on its way out belongs here, between the detokenizer and the Delta.
-"""
+"""One choice as its client sees it: deltas, read from the record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import grpc
 
-from gateway.detokenizer import Detokenizer
 from gateway.live_request import ChoiceRecord
+from gateway.output_text import OutputText
 from gateway.requests import ChoiceFinished, Delta, Event, FinishReason
-from gateway.vocabulary import Vocabulary
 from octavo.rpc.errors import ServiceError
 
 MAX_DELTA_TOKENS = 256
 """A client that fell behind by an hour catches up in messages of a bounded size, each made in a few milliseconds."""
+
+OnStop = Callable[[int, int, str], None]
+"""Ends a choice in its record: takes its index, how many of its tokens count, and the stop string."""
 
 
 class ChoiceReader:
     """Reads a choice's record from a cursor of its own."""
 
     def __init__(
-        self, index: int, record: ChoiceRecord, vocabulary: Vocabulary, prompt_token_ids: Sequence[int]
+        self, index: int, record: ChoiceRecord, text: OutputText, on_stop: OnStop, *, has_logprobs: bool
     ) -> None:
+        """`has_logprobs`: the client has asked for those that the record has."""
         self._index = index
         self._record = record
-        self._detokenizer = Detokenizer(vocabulary, prompt_token_ids)
+        self._text = text
+        self._on_stop = on_stop
+        self._has_logprobs = has_logprobs
         self._num_read = 0
 
     @property
@@ -40,22 +42,20 @@ class ChoiceReader:
 
         Raises ServiceError where the scheduler cancelled the choice.
         """
-        start = self._num_read
-        token_ids = self._record.token_ids[start : start + MAX_DELTA_TOKENS]
-        self._num_read += len(token_ids)
-        end = None if self.has_unread_tokens else self._record.end
-        if end is None:
-            text = self._detokenizer.push(token_ids)
-        elif end.reason is FinishReason.CANCELLED:
+        record, start = self._record, self._num_read
+        token_ids = record.token_ids[start : start + MAX_DELTA_TOKENS]
+        end = record.end if start + len(token_ids) == len(record.token_ids) else None
+        if end is not None and end.reason is FinishReason.CANCELLED:
             message = "the request was cancelled in the cell"
             raise ServiceError(grpc.StatusCode.CANCELLED, "CANCELLED_IN_CELL", message)
-        else:
-            # The token that stopped the choice is no part of its text.
-            shown = token_ids[:-1] if end.reason is FinishReason.STOP else token_ids
-            text = self._detokenizer.push(shown) + self._detokenizer.flush()
+        text, num_kept = self._text.push(token_ids, end)
+        self._num_read += num_kept
+        if self._text.stop_string is not None:
+            self._on_stop(self._index, self._num_read, self._text.stop_string)
+            token_ids, end = token_ids[:num_kept], record.end
         events: list[Event] = []
         if token_ids or text:
-            logprobs = self._record.logprobs
+            logprobs = record.logprobs if self._has_logprobs else None
             columns = None if logprobs is None else logprobs.slice(start, self._num_read)
             events.append(Delta(self._index, start, text, token_ids, columns))
         if end is not None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from gateway.cell import Pool
 from gateway.chat import ChatMessage
 from gateway.requests import (
     ChatInput,
     ChoiceFinished,
+    Continuation,
+    ContinuationScore,
     Delta,
     Event,
     FinishReason,
     GenerateCommand,
     Input,
+    LogitBias,
     LogprobColumns,
+    Prompt,
+    ScoreCommand,
+    Scores,
     Started,
     TextInput,
     TokenIdsInput,
@@ -37,7 +43,7 @@ _FINISH_REASONS = {
 
 def command_from(request: inference_pb2.GenerateRequest) -> GenerateCommand:
     """Return a request in our words, unchecked."""
-    sampling, stopping = request.sampling, request.stopping
+    sampling, stopping, output = request.sampling, request.stopping, request.output
     return GenerateCommand(
         model=request.model,
         input=_input_from(request),
@@ -48,19 +54,44 @@ def command_from(request: inference_pb2.GenerateRequest) -> GenerateCommand:
         repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None,
         presence_penalty=sampling.presence_penalty if sampling.HasField("presence_penalty") else None,
         frequency_penalty=sampling.frequency_penalty if sampling.HasField("frequency_penalty") else None,
+        typical_p=sampling.typical_p if sampling.HasField("typical_p") else None,
+        logit_bias=[LogitBias(each.token_id, each.bias) for each in sampling.logit_bias],
+        bad_words=tuple(sampling.bad_words),
         max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
         min_tokens=stopping.min_tokens if stopping.HasField("min_tokens") else None,
         stop_token_ids=tuple(stopping.stop_token_ids),
         ignore_eos=stopping.ignore_eos,
-        top_logprobs=request.output.top_logprobs if request.output.HasField("top_logprobs") else None,
+        stop=tuple(stopping.stop),
+        include_stop=stopping.include_stop,
+        top_logprobs=output.top_logprobs if output.HasField("top_logprobs") else None,
+        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        echo=output.echo,
+        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         n=request.n if request.HasField("n") else None,
+        best_of=request.best_of if request.HasField("best_of") else None,
         seed=request.seed if request.HasField("seed") else None,
+        truncate_prompt_tokens=(request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None),
         label=request.request_id,
     )
 
 
-def input_from_tokenize(request: inference_pb2.TokenizeRequest) -> Input | None:
-    """Return what is to be tokenized, unchecked."""
+def score_command_from(request: inference_pb2.ScoreRequest) -> ScoreCommand:
+    """Return a question for scores in our words, unchecked."""
+    return ScoreCommand(
+        model=request.model,
+        input=_input_from(request),
+        continuations=[_continuation_from(each) for each in request.continuations],
+        label=request.request_id,
+    )
+
+
+def scores_to_proto(scores: Scores) -> inference_pb2.ScoreResponse:
+    """Return the scores."""
+    return inference_pb2.ScoreResponse(scores=map(_score, scores.scores), usage=_usage(scores.usage))
+
+
+def text_or_chat_from(request: inference_pb2.TokenizeRequest | inference_pb2.CountTokensRequest) -> Input | None:
+    """Return what is to be tokenized or counted, unchecked."""
     match request.WhichOneof("input"):
         case "text":
             return TextInput(request.text)
@@ -83,6 +114,8 @@ def response_from(event: Event) -> inference_pb2.GenerateResponse:
             if event.logprobs is not None:
                 delta.logprobs.extend(_token_logprobs(event.logprobs))
             return response
+        case Prompt():
+            return inference_pb2.GenerateResponse(prompt=_prompt([event]))
         case Started():
             return inference_pb2.GenerateResponse(started=_started(event))
         case ChoiceFinished():
@@ -96,6 +129,7 @@ def response_from_all(events: Iterable[Event]) -> inference_pb2.GenerateOnceResp
     response = inference_pb2.GenerateOnceResponse()
     choices: dict[int, inference_pb2.Choice] = {}
     texts: dict[int, list[str]] = {}
+    prompts: list[Prompt] = []
     for event in events:
         match event:
             case Delta():
@@ -104,6 +138,8 @@ def response_from_all(events: Iterable[Event]) -> inference_pb2.GenerateOnceResp
                 texts.setdefault(event.choice, []).append(event.text)
                 if event.logprobs is not None:
                     choice.logprobs.extend(_token_logprobs(event.logprobs))
+            case Prompt():
+                prompts.append(event)
             case Started():
                 response.started.CopyFrom(_started(event))
             case ChoiceFinished():
@@ -111,6 +147,8 @@ def response_from_all(events: Iterable[Event]) -> inference_pb2.GenerateOnceResp
                 choice.finished.CopyFrom(_choice_finished(event))
             case Usage():
                 response.usage.CopyFrom(_usage(event))
+    if prompts:
+        response.prompt.CopyFrom(_prompt(prompts))
     for index in sorted(choices):
         choices[index].text = "".join(texts.get(index, ()))
         response.choices.append(choices[index])
@@ -137,7 +175,7 @@ def model_to_proto(prepared: PreparedModel, pool: Pool | None) -> model_pb2.Mode
     )
 
 
-def _input_from(request: inference_pb2.GenerateRequest) -> Input | None:
+def _input_from(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest) -> Input | None:
     match request.WhichOneof("input"):
         case "text":
             return TextInput(request.text)
@@ -149,7 +187,17 @@ def _input_from(request: inference_pb2.GenerateRequest) -> Input | None:
 
 
 def _chat_from(chat: inference_pb2.ChatInput) -> ChatInput:
-    return ChatInput([ChatMessage(_ROLES.get(message.role), message.content) for message in chat.messages])
+    messages = [ChatMessage(_ROLES.get(message.role), message.content) for message in chat.messages]
+    return ChatInput(messages, chat.continue_final_message)
+
+
+def _continuation_from(continuation: inference_pb2.Continuation) -> Continuation | None:
+    match continuation.WhichOneof("content"):
+        case "text":
+            return TextInput(continuation.text)
+        case "token_ids":
+            return TokenIdsInput(continuation.token_ids.ids)
+    return None
 
 
 def _started(event: Started) -> inference_pb2.Started:
@@ -168,6 +216,7 @@ def _choice_finished(event: ChoiceFinished) -> inference_pb2.ChoiceFinished:
         choice=event.choice,
         reason=_FINISH_REASONS[event.end.reason],
         stop_token_id=event.end.stop_token_id,
+        stop_string=event.end.stop_string,
         completion_tokens=event.completion_tokens,
     )
 
@@ -176,15 +225,44 @@ def _usage(event: Usage) -> inference_pb2.Usage:
     return inference_pb2.Usage(prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens)
 
 
+def _prompt(events: Iterable[Prompt]) -> inference_pb2.Prompt:
+    """Return pieces of a prompt that follow one another as one."""
+    prompt = inference_pb2.Prompt()
+    texts: list[str] = []
+    for event in events:
+        if not prompt.token_ids:
+            prompt.first_token_index = event.first_token_index
+        if event.logprobs is not None:
+            if event.first_token_index == 0:
+                prompt.logprobs.add()
+            for logprob, top in _rows(event.logprobs):
+                prompt.logprobs.add(logprob=logprob, top=top)
+        prompt.token_ids.extend(event.token_ids)
+        texts.append(event.text)
+    prompt.text = "".join(texts)
+    return prompt
+
+
+def _score(score: ContinuationScore) -> inference_pb2.ContinuationScore:
+    return inference_pb2.ContinuationScore(
+        logprob=score.logprob, token_ids=score.token_ids, logprobs=score.logprobs, is_greedy=score.is_greedy
+    )
+
+
 def _token_logprobs(columns: LogprobColumns) -> list[inference_pb2.TokenLogprobs]:
+    return [inference_pb2.TokenLogprobs(logprob=logprob, top=top) for logprob, top in _rows(columns)]
+
+
+def _rows(columns: LogprobColumns) -> Iterator[tuple[float, list[inference_pb2.TopLogprob]]]:
+    """Yield the logprob of each token, and its alternatives."""
     num_top = columns.num_top
     token_ids = unpack_ids(columns.top_token_ids)
     logprobs = unpack_floats(columns.top_logprobs)
-    rows: list[inference_pb2.TokenLogprobs] = []
     for row, sampled in enumerate(unpack_floats(columns.sampled)):
-        top = [
-            inference_pb2.TopLogprob(token_id=token_ids[each], logprob=logprobs[each])
-            for each in range(row * num_top, (row + 1) * num_top)
-        ]
-        rows.append(inference_pb2.TokenLogprobs(logprob=sampled, top=top))
-    return rows
+        yield (
+            sampled,
+            [
+                inference_pb2.TopLogprob(token_id=token_ids[each], logprob=logprobs[each])
+                for each in range(row * num_top, (row + 1) * num_top)
+            ],
+        )

@@ -11,11 +11,14 @@ import re
 from array import array
 from collections.abc import Sequence
 
+from gateway.logprob_record import LogprobRecord, PromptLogprobRecord, RecordError
 from gateway.metrics import ModelMetrics
 from gateway.requests import ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
 from octavo.rpc.errors import ServiceError
 
 _REQUEST_ID = re.compile(r"([0-9a-f]{32})-([1-9][0-9]{0,19})")
+
+_END_OF_NOTHING = ChoiceEnd(FinishReason.LENGTH)
 
 
 def format_request_id(incarnation: str, counter: int) -> str:
@@ -31,45 +34,6 @@ def parse_request_id(text: str) -> tuple[str, int] | None:
     return match[1], counter
 
 
-class RecordError(Exception):
-    """The scheduler sent what cannot follow from the record: a bug on one of the two sides."""
-
-
-class LogprobRecord:
-    """Logprobs of a choice's tokens, in flat arrays that grow; `num_top` alternatives a token."""
-
-    def __init__(self, num_top: int) -> None:
-        self.num_top = num_top
-        self._sampled = bytearray()
-        self._top_token_ids = bytearray()
-        self._top_logprobs = bytearray()
-
-    def __len__(self) -> int:
-        return len(self._sampled) // 4
-
-    def append(self, columns: LogprobColumns | None, num_tokens: int, skip: int) -> None:
-        """Append those of `num_tokens` tokens, less the first `skip`. Raises RecordError where the sizes do not fit."""
-        if columns is None:
-            raise RecordError("tokens came without the logprobs that were asked for")
-        top_bytes = 4 * num_tokens * self.num_top
-        sizes = (columns.num_top, len(columns.sampled), len(columns.top_token_ids), len(columns.top_logprobs))
-        if sizes != (self.num_top, 4 * num_tokens, top_bytes, top_bytes):
-            raise RecordError(f"logprobs of {num_tokens} tokens with {self.num_top} alternatives have sizes {sizes}")
-        self._sampled += columns.sampled[4 * skip :]
-        self._top_token_ids += columns.top_token_ids[4 * skip * self.num_top :]
-        self._top_logprobs += columns.top_logprobs[4 * skip * self.num_top :]
-
-    def slice(self, start: int, stop: int) -> LogprobColumns:
-        """Return those of tokens `start` to `stop`."""
-        top = slice(4 * start * self.num_top, 4 * stop * self.num_top)
-        return LogprobColumns(
-            self.num_top,
-            bytes(self._sampled[4 * start : 4 * stop]),
-            bytes(self._top_token_ids[top]),
-            bytes(self._top_logprobs[top]),
-        )
-
-
 class ChoiceRecord:
     """State of one choice: its tokens, their logprobs where asked for, its end."""
 
@@ -77,6 +41,8 @@ class ChoiceRecord:
         self.token_ids: list[int] = []
         self.logprobs = None if top_logprobs is None else LogprobRecord(top_logprobs)
         self.end: ChoiceEnd | None = None
+        self.is_stopped_here = False
+        """A stop string in its text has ended it: what the scheduler sends behind that does not count."""
         self.last_token_at: float | None = None
 
     def apply(
@@ -86,6 +52,8 @@ class ChoiceRecord:
 
         Raises RecordError on a gap, on a token that differs from a known one, and on anything new behind the end.
         """
+        if self.is_stopped_here:
+            return False
         num_known = len(self.token_ids)
         if first_token_index > num_known:
             raise RecordError(f"a gap: tokens from index {first_token_index} on, where {num_known} are known")
@@ -103,6 +71,14 @@ class ChoiceRecord:
             self.end = end
         return is_new
 
+    def stop(self, num_kept: int, stop_string: str) -> None:
+        """End the choice behind its first `num_kept` tokens, whatever has come since."""
+        del self.token_ids[num_kept:]
+        if self.logprobs is not None:
+            self.logprobs.keep(num_kept)
+        self.end = ChoiceEnd(FinishReason.STOP, stop_string=stop_string)
+        self.is_stopped_here = True
+
 
 class LiveRequest:
     """One request from its acceptance by the gateway to its end. Times are seconds of the event loop's clock.
@@ -118,6 +94,7 @@ class LiveRequest:
         label: str,
         model: str,
         model_revision: str,
+        tenant: str,
         prompt_token_ids: Sequence[int],
         sampling: SamplingParams,
         stopping: StoppingParams,
@@ -132,11 +109,15 @@ class LiveRequest:
         self.label = label
         self.model = model
         self.model_revision = model_revision
+        self.tenant = tenant
         # Prompts are most of what a live request holds: four bytes a token, where a list has forty.
         self.prompt_token_ids: Sequence[int] = array("I", prompt_token_ids)
         self.sampling = sampling
         self.stopping = stopping
         self.choices = [ChoiceRecord(sampling.top_logprobs) for _ in range(num_choices)]
+        self.prompt_logprobs: PromptLogprobRecord | None = None
+        if sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = PromptLogprobRecord(sampling.prompt_logprobs, len(prompt_token_ids))
         self.accepted_at = accepted_at
         self.deadline = deadline
         self.traceparent = traceparent
@@ -190,6 +171,12 @@ class LiveRequest:
             raise RecordError(f"output for choice {choice} of {len(self.choices)}")
         record = self.choices[choice]
         num_known = len(record.token_ids)
+        if self.stopping.max_tokens == 0:
+            # The scheduler gives at least one token, which nobody has asked for.
+            token_ids, logprobs = (), None
+            end = _END_OF_NOTHING if end and end.reason is FinishReason.STOP else end
+        if choice == 0 and self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete:
+            raise RecordError(f"output, where {len(self.prompt_logprobs)} logprobs of the prompt are known")
         if not record.apply(first_token_index, token_ids, logprobs, end):
             return
         if record.end is not None:
@@ -200,6 +187,41 @@ class LiveRequest:
         self.confirmed = True
         self.news.add(choice)
         self.changed.set()
+
+    def apply_prompt_logprobs(self, first_token_index: int, columns: LogprobColumns) -> None:
+        """Apply logprobs of the prompt. Nothing changes after an end. Raises RecordError."""
+        if self.has_ended:
+            return
+        if self.prompt_logprobs is None:
+            raise RecordError("logprobs of the prompt came, which nobody had asked for")
+        if self.prompt_logprobs.apply(first_token_index, columns):
+            self.confirmed = True
+            self.changed.set()
+
+    def stop_choice(self, choice: int, num_kept: int, stop_string: str) -> bool:
+        """End a choice whose text has a stop string behind `num_kept` tokens; return whether it was open until now.
+
+        The scheduler is to be told of one that was: with the last it has nothing more to do with the request.
+        """
+        record = self.choices[choice]
+        was_open = record.end is None
+        record.stop(num_kept, stop_string)
+        if was_open:
+            self._num_unfinished -= 1
+            self.is_released = self.is_complete
+        return was_open and self.error is None
+
+    async def wait_complete(self) -> None:
+        """Return once every choice has its end; for the one waiter. Raises the ServiceError that ends the request."""
+        while not self.is_complete:
+            if self.error is not None:
+                raise self.error
+            await self.changed.wait()
+            self.changed.clear()
+
+    def choices_stopped_here(self) -> list[int]:
+        """Return the choices that their text has ended."""
+        return [index for index, choice in enumerate(self.choices) if choice.is_stopped_here]
 
     def fail(self, error: ServiceError, *, released: bool) -> None:
         """End with an error, unless ended already. `released`: by word of the scheduler, which need not be told."""
@@ -217,9 +239,12 @@ class LiveRequest:
             assert choice.logprobs is None or len(choice.logprobs) == len(choice.token_ids), f"{where}: logprobs"
             if choice.end is None:
                 continue
-            if choice.end.reason is FinishReason.STOP:
+            assert choice.is_stopped_here == (choice.end.stop_string is not None), f"{where}: stopped by whom?"
+            if choice.is_stopped_here:
+                assert choice.token_ids, f"{where}: stopped by its text without a token"
+            elif choice.end.reason is FinishReason.STOP:
                 assert choice.token_ids[-1:] == [choice.end.stop_token_id], f"{where}: not ended by its last token"
-            if choice.end.reason is FinishReason.LENGTH:
+            elif choice.end.reason is FinishReason.LENGTH and self.stopping.max_tokens:
                 assert choice.token_ids, f"{where}: ended by length without a token"
 
     def _note_arrival(self, record: ChoiceRecord, num_tokens: int, now: float) -> None:

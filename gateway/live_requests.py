@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from gateway.ending import Ending
-from gateway.live_request import LiveRequest, RecordError
+from gateway.live_request import LiveRequest
+from gateway.logprob_record import RecordError
 from gateway.metrics import GatewayMetrics
 from gateway.requests import ChoiceEnd, LogprobColumns, SamplingParams, StoppingParams
 from octavo.rpc.errors import ServiceError
@@ -58,6 +59,7 @@ class LiveRequests:
         label: str,
         model: str,
         model_revision: str,
+        tenant: str,
         prompt_token_ids: Sequence[int],
         sampling: SamplingParams,
         stopping: StoppingParams,
@@ -78,6 +80,7 @@ class LiveRequests:
             label=label,
             model=model,
             model_revision=model_revision,
+            tenant=tenant,
             prompt_token_ids=prompt_token_ids,
             sampling=sampling,
             stopping=stopping,
@@ -134,6 +137,16 @@ class LiveRequests:
             request.apply(choice, first_token_index, token_ids, logprobs, end, self._clock())
         except RecordError as fault:
             self._fail_internally(request, f"choice {choice}: {fault}", released=False)
+
+    def apply_prompt_logprobs(self, counter: int, first_token_index: int, columns: LogprobColumns) -> None:
+        """Apply logprobs of a request's prompt. A fault is dealt with as in `apply`."""
+        request = self.find_unended(counter)
+        if request is None:
+            return
+        try:
+            request.apply_prompt_logprobs(first_token_index, columns)
+        except RecordError as fault:
+            self._fail_internally(request, f"prompt logprobs: {fault}", released=False)
 
     def fail(self, counter: int, error: ServiceError) -> None:
         """End a request with the scheduler's error."""

@@ -7,8 +7,10 @@ from typing import Any
 
 import grpc.aio
 
+from gateway.auth import ApiKeys
 from gateway.cell import Cell
 from gateway.convert import model_to_proto
+from gateway.rpc_calls import check_call
 from gateway.served_models import ServedModels
 from gateway.validation import DEFAULT_PAGE_SIZE, check_page_size
 from octavo.rpc.errors import FieldViolation, invalid_argument
@@ -18,16 +20,18 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
-    """Lists and describes the served models."""
+    """Lists and describes the served models. Every call needs a key where there are keys."""
 
-    def __init__(self, models: ServedModels, cell: Cell) -> None:
+    def __init__(self, models: ServedModels, cell: Cell, keys: ApiKeys) -> None:
         self._models = models
         self._cell = cell
+        self._keys = keys
 
     async def ListModels(  # noqa: N802
-        self, request: model_pb2.ListModelsRequest, _context: _Context
+        self, request: model_pb2.ListModelsRequest, context: _Context
     ) -> model_pb2.ListModelsResponse:
         """Answer with a page of models, sorted by name."""
+        check_call(self._keys, request, context)
         violations = list(check_page_size(request.page_size))
         after = _name_from_token(request.page_token)
         if after is None:
@@ -42,9 +46,10 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         )
 
     async def GetModel(  # noqa: N802
-        self, request: model_pb2.GetModelRequest, _context: _Context
+        self, request: model_pb2.GetModelRequest, context: _Context
     ) -> model_pb2.GetModelResponse:
         """Answer with one model."""
+        check_call(self._keys, request, context)
         if not request.name:
             raise invalid_argument([FieldViolation("name", "is required")])
         prepared = self._models.resolve(request.name).prepared

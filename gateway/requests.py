@@ -25,12 +25,24 @@ class TokenIdsInput:
 
 @dataclass(frozen=True)
 class ChatInput:
-    """A conversation."""
+    """A conversation. `continue_final_message`: its last message is to be continued, instead of a new turn begun."""
 
     messages: Sequence[ChatMessage]
+    continue_final_message: bool = False
 
 
 Input = TextInput | TokenIdsInput | ChatInput
+Continuation = TextInput | TokenIdsInput
+MIN_BIAS = -100.0
+"""The bias that forbids a token. The highest is its opposite, which forbids nothing."""
+
+
+@dataclass(frozen=True)
+class LogitBias:
+    """What is added to the logit of one token."""
+
+    token_id: int
+    bias: float
 
 
 @dataclass(frozen=True)
@@ -46,19 +58,42 @@ class GenerateCommand:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    typical_p: float | None = None
+    logit_bias: Sequence[LogitBias] = ()
+    bad_words: Sequence[str] = ()
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    stop: Sequence[str] = ()
+    include_stop: bool = False
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    skip_special_tokens: bool = True
     n: int | None = None
+    best_of: int | None = None
     seed: int | None = None
+    truncate_prompt_tokens: int | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class ScoreCommand:
+    """A question how likely continuations of one input are; None: unset. As in octavo.v1.ScoreRequest."""
+
+    model: str = ""
+    input: Input | None = None
+    continuations: Sequence[Continuation | None] = ()
     label: str = ""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample, nothing unset. `top_logprobs` None: no logprobs. `seed`: 64 bits."""
+    """How to sample, nothing unset. `top_logprobs` and `prompt_logprobs` None: none. `seed`: 64 bits.
+
+    `bad_words`: runs of tokens that the output may not contain, distinct.
+    """
 
     temperature: float
     top_p: float
@@ -69,15 +104,38 @@ class SamplingParams:
     frequency_penalty: float
     seed: int
     top_logprobs: int | None
+    typical_p: float = 1.0
+    logit_bias: tuple[LogitBias, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
 class StoppingParams:
-    """When to stop, nothing unset. `stop_token_ids`: sorted, distinct, those of the model included unless ignored."""
+    """When to stop, nothing unset. `stop_token_ids`: sorted, distinct, those of the model included unless ignored.
+
+    `max_tokens` 0: nothing is generated. `stop`: distinct; they stop only once more than min_tokens tokens are there.
+    """
 
     max_tokens: int
     min_tokens: int
     stop_token_ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OutputParams:
+    """What a client is shown, nothing unset. `include_stop`: what stopped a choice is part of its text.
+
+    `has_logprobs`: those of the output. `num_best` None: all choices; else only this many, the likeliest.
+    """
+
+    has_logprobs: bool = False
+    has_prompt_logprobs: bool = False
+    echo: bool = False
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    num_best: int | None = None
 
 
 class FinishReason(Enum):
@@ -89,7 +147,7 @@ class FinishReason(Enum):
 
 
 class CancelReason(Enum):
-    """Who wanted the end of a request. An operator asks the scheduler, which tells this gateway."""
+    """Who wanted the end of a request, as it is counted. An operator asks the scheduler, which tells this gateway."""
 
     CLIENT = "client"
     DEADLINE = "deadline"
@@ -99,10 +157,11 @@ class CancelReason(Enum):
 
 @dataclass(frozen=True)
 class ChoiceEnd:
-    """How a choice ended; `stop_token_id` is its last token where the reason is STOP."""
+    """How a choice ended. Where the reason is STOP, `stop_token_id` is its last token, or `stop_string` is set."""
 
     reason: FinishReason
     stop_token_id: int | None = None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +187,20 @@ class Started:
     seed: int
     prompt_tokens: int
     max_tokens: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens of the input, and their text where it is to be echoed.
+
+    `logprobs`, where asked for: those of the tokens, of which the first of the whole input has none. So they have one
+    row less than there are tokens where `first_token_index` is 0.
+    """
+
+    first_token_index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: LogprobColumns | None
 
 
 @dataclass(frozen=True)
@@ -158,4 +231,25 @@ class Usage:
     completion_tokens: int
 
 
-Event = Started | Delta | ChoiceFinished | Usage
+Event = Started | Prompt | Delta | ChoiceFinished | Usage
+
+
+@dataclass(frozen=True)
+class ContinuationScore:
+    """How likely one continuation is. `logprob`: the sum of `logprobs`, one for each token.
+
+    `is_greedy`: each token is the likeliest at its place.
+    """
+
+    logprob: float
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    is_greedy: bool
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of continuations, in their order."""
+
+    scores: Sequence[ContinuationScore]
+    usage: Usage

@@ -21,7 +21,16 @@ from gateway.cell import Cell
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
 from gateway.requests import CancelReason
-from gateway.scheduler_convert import cancel_from, end_from, error_from, logprobs_from, pools_from, submit_from
+from gateway.scheduler_convert import (
+    cancel_from,
+    end_from,
+    error_from,
+    logprobs_from,
+    pools_from,
+    prompt_logprobs_from,
+    stop_from,
+    submit_from,
+)
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -102,6 +111,11 @@ class SchedulerClient:
         """Tell that a request is not wanted; without a stream the next Hello will not name it."""
         if self._outbox is not None:
             self._outbox.put(cancel_from(request.counter, reason))
+
+    def stop_choice(self, request: LiveRequest, choice: int) -> None:
+        """Tell that a choice has ended by its text; without a stream that is said after the next Welcome."""
+        if self._outbox is not None:
+            self._outbox.put(stop_from(request.counter, choice, len(request.choices[choice].token_ids)))
 
     async def _run(self) -> None:
         reported = ""
@@ -189,6 +203,10 @@ class SchedulerClient:
         resumed = [request for each in welcome.unknown_requests if (request := self._live.find_unended(each))]
         for request in resumed:
             outbox.put(submit_from(request, self._clock()))
+        for request in self._live.unended():
+            # What it had been told of these may have been lost with the stream before. Twice does no harm.
+            for choice in request.choices_stopped_here():
+                self.stop_choice(request, choice)
         self._is_attached = True
         self._cell.attach()
         logger.info("attached to the scheduler", extra={"fields": {"term": welcome.term, "resumed": len(resumed)}})
@@ -220,6 +238,10 @@ class SchedulerClient:
         except ValueError as error:
             self._live.fault(output.request, str(error))
             return
+        if (told := prompt_logprobs_from(output)) is not None:
+            self._live.apply_prompt_logprobs(output.request, *told)
+            if not output.token_ids and end is None:
+                return
         self._live.apply(
             output.request, output.choice, output.first_token_index, output.token_ids, logprobs_from(output), end
         )

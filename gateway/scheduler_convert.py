@@ -7,7 +7,7 @@ from google.protobuf import duration_pb2
 
 from gateway.cell import Pool
 from gateway.live_request import ChoiceRecord, LiveRequest
-from gateway.requests import CancelReason, ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
+from gateway.requests import MIN_BIAS, CancelReason, ChoiceEnd, FinishReason, LogprobColumns, StoppingParams
 from octavo.internal.executor.v1 import sequence_pb2
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.rpc.errors import FieldViolation, ServiceError, code_from_number
@@ -23,6 +23,8 @@ _CANCEL_REASONS = {
     CancelReason.DEADLINE: scheduler_pb2.CANCEL_REASON_DEADLINE,
     CancelReason.SHUTDOWN: scheduler_pb2.CANCEL_REASON_SHUTDOWN,
 }
+_FORBIDDING = -1e30
+"""What the bias MIN_BIAS stands for: no other logit is as low, and none of the sampler's steps makes it infinite."""
 
 
 def submit_from(request: LiveRequest, now: float) -> scheduler_pb2.AttachRequest:
@@ -32,8 +34,9 @@ def submit_from(request: LiveRequest, now: float) -> scheduler_pb2.AttachRequest
         label=request.label,
         model=request.model,
         model_revision=request.model_revision,
+        tenant=request.tenant,
         prompt_token_ids=request.prompt_token_ids,
-        sampling=_sampling(request.sampling),
+        sampling=_sampling(request),
         stopping=_stopping(request.stopping),
         choices=[_choice(choice) for choice in request.choices],
         age=_duration(now - request.accepted_at),
@@ -50,6 +53,14 @@ def cancel_from(counter: int, reason: CancelReason) -> scheduler_pb2.AttachReque
     return scheduler_pb2.AttachRequest(cancel=scheduler_pb2.Cancel(request=counter, reason=_CANCEL_REASONS[reason]))
 
 
+def stop_from(counter: int, choice: int, num_kept: int) -> scheduler_pb2.AttachRequest:
+    """Return the end of a choice by its text."""
+    cancel = scheduler_pb2.Cancel(
+        request=counter, choice=choice, reason=scheduler_pb2.CANCEL_REASON_STOP, kept_tokens=num_kept
+    )
+    return scheduler_pb2.AttachRequest(cancel=cancel)
+
+
 def end_from(output: scheduler_pb2.ChoiceOutput) -> ChoiceEnd | None:
     """Return how a choice ended with this output, if it did. Raises ValueError for a reason that is none."""
     if not output.HasField("end"):
@@ -62,10 +73,14 @@ def end_from(output: scheduler_pb2.ChoiceOutput) -> ChoiceEnd | None:
 
 def logprobs_from(output: scheduler_pb2.ChoiceOutput) -> LogprobColumns | None:
     """Return the logprobs of an output's tokens, if it has any."""
-    if not output.HasField("logprobs"):
+    return _columns(output.logprobs) if output.HasField("logprobs") else None
+
+
+def prompt_logprobs_from(output: scheduler_pb2.ChoiceOutput) -> tuple[int, LogprobColumns] | None:
+    """Return the logprobs of prompt tokens that an output has, if any, and the index of the first such token."""
+    if not output.HasField("prompt_logprobs"):
         return None
-    columns = output.logprobs
-    return LogprobColumns(columns.num_top, columns.sampled, columns.top_token_ids, columns.top_logprobs)
+    return output.prompt_logprobs.first_token_index, _columns(output.prompt_logprobs.columns)
 
 
 def error_from(error: scheduler_pb2.RequestError) -> ServiceError:
@@ -90,7 +105,14 @@ def pools_from(pools: scheduler_pb2.ModelPools) -> dict[str, Pool]:
     }
 
 
-def _sampling(params: SamplingParams) -> sequence_pb2.SamplingParams:
+def _columns(columns: sequence_pb2.TokenLogprobColumns) -> LogprobColumns:
+    return LogprobColumns(columns.num_top, columns.sampled, columns.top_token_ids, columns.top_logprobs)
+
+
+def _sampling(request: LiveRequest) -> sequence_pb2.SamplingParams:
+    params = request.sampling
+    # What is complete is not to be computed again.
+    is_told = request.prompt_logprobs is None or request.prompt_logprobs.is_complete
     return sequence_pb2.SamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -101,12 +123,20 @@ def _sampling(params: SamplingParams) -> sequence_pb2.SamplingParams:
         frequency_penalty=params.frequency_penalty,
         seed=params.seed,
         top_logprobs=params.top_logprobs,
+        typical_p=params.typical_p,
+        bias_token_ids=[each.token_id for each in params.logit_bias],
+        bias_values=[each.bias if each.bias > MIN_BIAS else _FORBIDDING for each in params.logit_bias],
+        bad_words=[sequence_pb2.TokenSequence(token_ids=each) for each in params.bad_words],
+        prompt_logprobs=None if is_told else params.prompt_logprobs,
     )
 
 
 def _stopping(params: StoppingParams) -> sequence_pb2.StoppingParams:
     return sequence_pb2.StoppingParams(
-        max_tokens=params.max_tokens, min_tokens=params.min_tokens, stop_token_ids=params.stop_token_ids
+        # A sequence that is computed at all gets a token; the record drops what nobody has asked for.
+        max_tokens=max(1, params.max_tokens),
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
     )
 
 

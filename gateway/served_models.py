@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -40,12 +40,18 @@ class ServedModel:
 class ServedModels:
     """The served models by name. Immutable."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ServedModel], aliases: Mapping[str, str] | None = None) -> None:
+        """`aliases`: further names, each with the name of the model that it stands for."""
         self._models = {model.name: model for model in sorted(models, key=lambda each: each.name)}
+        self._aliases = {alias: name for alias, name in (aliases or {}).items() if alias not in self._models}
 
     def __iter__(self) -> Iterator[ServedModel]:
         """Yield the models, sorted by name."""
         return iter(self._models.values())
+
+    def names(self) -> list[str]:
+        """Return every name that `resolve` knows: those of the models, then the further ones."""
+        return [*self._models, *self._aliases]
 
     def resolve(self, name: str) -> ServedModel:
         """Return the model that a request means: the only one where it names none.
@@ -58,6 +64,7 @@ class ServedModels:
         served = ", ".join(self._models)
         if not name:
             raise invalid_argument([FieldViolation("model", f"is required: several models are served: {served}")])
+        name = self._aliases.get(name, name)
         if name not in self._models:
             # Only the start of the name is said back: it may be of any length.
             message = f"model {name[:100]!r} is not served here; served: {served}"

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from gateway.admin_client import AdminClient
 from gateway.admin_servicer import AdminServicer
+from gateway.auth import ApiKeys, ApiKeysError, read_api_keys
 from gateway.cell import Cell
-from gateway.generation import Generator
+from gateway.generator import Generator
+from gateway.http.app import make_app
+from gateway.http.generation_api import GenerationApi
+from gateway.http.server import HttpServer
+from gateway.http.service_api import ServiceApi
 from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayCollector, GatewayMetrics
 from gateway.model_servicer import ModelServicer
 from gateway.scheduler_client import Backoff, SchedulerClient
 from gateway.served_models import ServedModel, ServedModels
 from gateway.servicer import InferenceServicer
+from gateway.text_tools import TextTools
 from octavo.models.prepared import PreparedModel, open_prepared
 from octavo.rpc.channel import open_channel
 from octavo.rpc.metrics import MetricsServer
-from octavo.rpc.server import HealthBoard, RpcServer, wait_for_signal
+from octavo.rpc.server import HealthBoard, PortTakenError, RpcServer, wait_for_signal
+from octavo.rpc.settings import SettingsError
 from octavo.rpc.stages import Stages
 from octavo.settings import GatewaySettings
 from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc, model_pb2_grpc
@@ -47,13 +56,17 @@ class GatewayServer:
     """The gateway. Make it inside the event loop that runs it; `start` once, `stop` once."""
 
     def __init__(self, settings: GatewaySettings, models: Sequence[PreparedModel], backoff: Backoff) -> None:
-        """Load tokenizers and templates. Raises ModelError."""
+        """Load tokenizers, templates and keys. Raises ModelError, and SettingsError for a file that a flag names."""
         clock = asyncio.get_running_loop().time
         self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
-        self._models = ServedModels([ServedModel.open(prepared, self._executor) for prepared in models])
+        keys = _keys(settings)
+        models = [_with_template(prepared, settings) for prepared in models]
+        served = [ServedModel.open(prepared, self._executor) for prepared in models]
+        self._models = ServedModels(served, _aliases(settings, models))
         metrics = GatewayMetrics(model.name for model in self._models)
         self.live = LiveRequests(secrets.token_hex(16), clock, metrics)
-        self._cell = Cell()
+        # Nothing below the servers refers to them, so that one that never started is gone before the interpreter is.
+        self._cell = cell = Cell()
         self._channel = open_channel(settings.scheduler)
         self._scheduler = SchedulerClient(
             self._channel,
@@ -66,23 +79,36 @@ class GatewayServer:
         )
         generator = Generator(self._models, self.live, self._cell, self._scheduler, metrics, clock)
         self._rpc = RpcServer(settings.bind, settings.port)
+        tools = TextTools(self._models, self.live, self._cell)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(generator, self._models, clock), self._rpc.server
+            InferenceServicer(generator, tools, keys, clock), self._rpc.server
         )
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(self._models, self._cell), self._rpc.server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(
+            ModelServicer(self._models, self._cell, keys), self._rpc.server
+        )
         self._admin = RpcServer(settings.bind, settings.admin_port, "--admin-port")
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(AdminClient(self._channel, self._cell)), self._admin.server
         )
         registry = CollectorRegistry()
-        registry.register(GatewayCollector(metrics, self.live.count_by_model, lambda: self._cell.is_attached))
+        registry.register(GatewayCollector(metrics, self.live.count_by_model, lambda: cell.is_attached))
         self._metrics = MetricsServer(registry, settings.bind, settings.metrics_port)
+        routers = [
+            GenerationApi(generator, self._models, clock).router(),
+            ServiceApi(self._models, self._cell, tools, registry, self._rpc.health.is_serving).router(),
+        ]
+        self._http = HttpServer(make_app(routers, keys, settings.cors_origins or ()), settings.bind, settings.http_port)
         self._health: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
         """The port of the public API, bound by `start`."""
         return self._rpc.port
+
+    @property
+    def http_port(self) -> int:
+        """The port of the OpenAI-compatible API, bound by `start`."""
+        return self._http.port
 
     @property
     def admin_port(self) -> int:
@@ -104,6 +130,9 @@ class GatewayServer:
             started.push_async_callback(self._rpc.stop, 0)
             await self._admin.start(ADMIN_SERVICE)
             started.push_async_callback(self._admin.stop, 0)
+            with _flag_named("--http-port"):
+                await self._http.start()
+            started.push_async_callback(self._http.stop, 0)
             self._metrics.start()
             started.pop_all()
         await self._rpc.health.set(MODEL_SERVICE, True)
@@ -119,7 +148,7 @@ class GatewayServer:
         # Calls that come meanwhile are still answered: UNAVAILABLE, with when to try again.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.live.wait_empty(), _STREAMS_END)
-        await self._rpc.stop(_CUT)
+        await asyncio.gather(self._rpc.stop(_CUT), self._http.stop(_CUT))
         await self._admin.stop(_CUT)
         # Behind them, so that it hears of the streams that had to be cut.
         await self._scheduler.stop(_SCHEDULER_HEARS)
@@ -133,18 +162,55 @@ class GatewayServer:
 
 
 async def serve(settings: GatewaySettings, stages: Stages) -> int:
-    """Run the gateway until SIGTERM or SIGINT. Raises ModelError and PortTakenError."""
+    """Run the gateway until SIGTERM or SIGINT. Raises ModelError, SettingsError and PortTakenError."""
     stopped = asyncio.create_task(wait_for_signal())
     server = GatewayServer(settings, [open_prepared(settings.model)], Backoff())
     stages.done("tokenizer")
     await server.start()
     stages.done("listening")
-    ports = {"port": server.port, "admin_port": server.admin_port, "metrics_port": server.metrics_port}
+    ports = {name: getattr(server, name) for name in ("port", "http_port", "admin_port", "metrics_port")}
     logger.info("listening", extra={"fields": {"bind": settings.bind, **ports}})
     await stopped
     logger.info("stopping", extra={"fields": {"live_requests": len(server.live)}})
     await server.stop()
     return 0
+
+
+def _aliases(settings: GatewaySettings, models: Sequence[PreparedModel]) -> dict[str, str]:
+    """Return the further names of the one model served."""
+    return dict.fromkeys(settings.served_model_name or (), models[0].name)
+
+
+def _keys(settings: GatewaySettings) -> ApiKeys:
+    if settings.api_keys is None:
+        return ApiKeys(None)
+    try:
+        return read_api_keys(Path(settings.api_keys))
+    except ApiKeysError as error:
+        raise SettingsError(f"--api-keys: {error}") from error
+
+
+def _with_template(prepared: PreparedModel, settings: GatewaySettings) -> PreparedModel:
+    """Return the model with the chat template that the settings name in place of its own."""
+    if settings.chat_template is None:
+        return prepared
+    try:
+        template = Path(settings.chat_template).read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"{settings.chat_template} cannot be read: {error.strerror or error}"
+        raise SettingsError(f"--chat-template: {message}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"--chat-template: {settings.chat_template} is not UTF-8 text") from error
+    return dataclasses.replace(prepared, chat_template=template)
+
+
+@contextlib.contextmanager
+def _flag_named(flag: str) -> Iterator[None]:
+    try:
+        yield
+    except PortTakenError as error:
+        message = f"{error}: choose another port with {flag} (0 picks a free one), or another address with --bind"
+        raise PortTakenError(message) from error
 
 
 async def _publish_health(health: HealthBoard, admin: HealthBoard, models: ServedModels, cell: Cell) -> None:

@@ -6,14 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
+from google.protobuf.message import Message
 
-from gateway import validation
-from gateway.convert import command_from, input_from_tokenize, response_from, response_from_all
-from gateway.generation import Generation, Generator
-from gateway.prompts import tokenize
+from gateway.auth import ApiKeys
+from gateway.convert import (
+    command_from,
+    response_from,
+    response_from_all,
+    score_command_from,
+    scores_to_proto,
+    text_or_chat_from,
+)
+from gateway.generation import Generation
+from gateway.generator import Generator
 from gateway.requests import Event, GenerateCommand
-from gateway.served_models import ServedModels
-from octavo.rpc.errors import invalid_argument
+from gateway.rpc_calls import check_call
+from gateway.text_tools import TextTools
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 REQUEST_ID_KEY = "x-octavo-request-id"
@@ -22,17 +30,19 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Generates text and converts between text and tokens."""
+    """Generates text, scores it, and converts between text and tokens. Every call needs a key where there are keys."""
 
-    def __init__(self, generator: Generator, models: ServedModels, clock: Callable[[], float]) -> None:
+    def __init__(self, generator: Generator, tools: TextTools, keys: ApiKeys, clock: Callable[[], float]) -> None:
         """`clock`: seconds, the event loop's."""
         self._generator = generator
-        self._models = models
+        self._tools = tools
+        self._keys = keys
         self._clock = clock
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """Stream a request's events."""
-        async with self._generator.generate(command_from(request), **self._call_of(context)) as generation:
+        call = self._call_of(request, context)
+        async with self._generator.generate(command_from(request), **call) as generation:
             events = await generation.next_events()
             await _send_request_id(generation, context)
             while events:
@@ -44,49 +54,55 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateOnceRequest, context: _Context
     ) -> inference_pb2.GenerateOnceResponse:
         """Answer with all of a request's events at once."""
+        call = self._call_of(request, context)
         command = command_from(request.request) if request.HasField("request") else GenerateCommand()
-        async with self._generator.generate(command, **self._call_of(context)) as generation:
+        async with self._generator.generate(command, streaming=False, **call) as generation:
             collected: list[Event] = []
             while events := await generation.next_events():
                 collected += events
             await _send_request_id(generation, context)
             return response_from_all(collected)
 
+    async def Score(self, request: inference_pb2.ScoreRequest, context: _Context) -> inference_pb2.ScoreResponse:  # noqa: N802
+        """Answer with how likely continuations are."""
+        call = self._call_of(request, context)
+        return scores_to_proto(await self._generator.score(score_command_from(request), **call))
+
     async def Tokenize(  # noqa: N802
-        self, request: inference_pb2.TokenizeRequest, _context: _Context
+        self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
         """Answer with the tokens that Generate would run on."""
-        self._generator.check_open()
-        model = self._models.resolve(request.model)
-        given = input_from_tokenize(request)
-        violations = list(validation.check_input(given, model.prepared))
-        if given is None or violations:
-            raise invalid_argument(violations)
+        check_call(self._keys, request, context)
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        token_ids, violations = await tokenize(model, given, add_special_tokens=add_special_tokens)
-        if violations:
-            raise invalid_argument(violations)
+        given = text_or_chat_from(request)
+        token_ids = await self._tools.tokenize(request.model, given, add_special_tokens=add_special_tokens)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(  # noqa: N802
-        self, request: inference_pb2.DetokenizeRequest, _context: _Context
+        self, request: inference_pb2.DetokenizeRequest, context: _Context
     ) -> inference_pb2.DetokenizeResponse:
         """Answer with the text that Generate would give."""
-        self._generator.check_open()
-        model = self._models.resolve(request.model)
-        violations = list(validation.check_token_ids("token_ids", request.token_ids, model.prepared.vocab_size))
-        if violations:
-            raise invalid_argument(violations)
+        check_call(self._keys, request, context)
         skip_special_tokens = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await model.tokenizer.decode(request.token_ids, skip_special_tokens=skip_special_tokens)
+        text = await self._tools.detokenize(request.model, request.token_ids, skip_special_tokens=skip_special_tokens)
         return inference_pb2.DetokenizeResponse(text=text)
 
-    def _call_of(self, context: _Context) -> dict[str, Any]:
-        """Return what the call itself says: its deadline and its trace."""
+    async def CountTokens(  # noqa: N802
+        self, request: inference_pb2.CountTokensRequest, context: _Context
+    ) -> inference_pb2.CountTokensResponse:
+        """Answer with the size of an input, and the room there is."""
+        check_call(self._keys, request, context)
+        tokens, max_model_len = await self._tools.count_tokens(request.model, text_or_chat_from(request))
+        return inference_pb2.CountTokensResponse(tokens=tokens, max_model_len=max_model_len)
+
+    def _call_of(self, request: Message, context: _Context) -> dict[str, Any]:
+        """Check a call; return what it says beside its message: its tenant, its deadline and its trace."""
+        tenant = check_call(self._keys, request, context)
         remaining: float | None = context.time_remaining()
         metadata = dict(context.invocation_metadata() or ())
         traceparent = metadata.get("traceparent", "")
         return {
+            "tenant": tenant,
             "deadline": None if remaining is None else self._clock() + remaining,
             "traceparent": traceparent if isinstance(traceparent, str) else "",
         }

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
-from gateway.chat import ChatMessage
 from gateway.requests import (
+    MIN_BIAS,
     ChatInput,
+    Continuation,
     GenerateCommand,
     Input,
+    LogitBias,
+    OutputParams,
     SamplingParams,
     StoppingParams,
     TextInput,
@@ -27,9 +31,16 @@ MAX_PAGE_SIZE = 1000
 MAX_CHOICES = 128
 MAX_LABEL_CHARACTERS = 128
 MAX_STOP_TOKEN_IDS = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_BAD_WORD_TOKENS = 32
 MAX_TOP_LOGPROBS = 20
-# Errors travel in trailers, which are small: what is wrong with many messages is said of the first few.
-_MAX_NAMED_MESSAGES = 8
+MAX_CONTINUATIONS = 128
+MAX_NAMED_ELEMENTS = 8
+"""Errors travel in trailers, which are small: what is wrong with many elements is said of the first few."""
 
 
 def check_input(given: Input | None, prepared: PreparedModel) -> Iterator[FieldViolation]:
@@ -41,10 +52,10 @@ def check_input(given: Input | None, prepared: PreparedModel) -> Iterator[FieldV
             if not token_ids:
                 yield FieldViolation("token_ids.ids", "is empty: give at least one token id")
             yield from check_token_ids("token_ids.ids", token_ids, prepared.vocab_size)
-        case ChatInput(messages):
-            yield from _check_messages(messages, prepared)
-        case TextInput():  # any text will do, until it is known how many tokens it has
-            pass
+        case ChatInput():
+            yield from _check_chat(given, prepared)
+        case TextInput(text):
+            yield from _check_text("text", text)
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> Iterator[FieldViolation]:
@@ -76,18 +87,79 @@ def check_parameters(command: GenerateCommand, vocab_size: int) -> Iterator[Fiel
     yield from _check_range("sampling.repetition_penalty", command.repetition_penalty, 0, 2, open_below=True)
     yield from _check_range("sampling.presence_penalty", command.presence_penalty, -2, 2)
     yield from _check_range("sampling.frequency_penalty", command.frequency_penalty, -2, 2)
+    yield from _check_range("sampling.typical_p", command.typical_p, 0, 1, open_below=True)
+    yield from _check_logit_bias(command.logit_bias, vocab_size)
     yield from _check_range("n", command.n, 1, MAX_CHOICES)
-    yield from _check_range("output.top_logprobs", command.top_logprobs, 0, min(MAX_TOP_LOGPROBS, vocab_size))
-    if command.max_tokens == 0:
-        yield FieldViolation("stopping.max_tokens", "must be at least 1, is 0")
+    most_logprobs = min(MAX_TOP_LOGPROBS, vocab_size)
+    yield from _check_range("output.top_logprobs", command.top_logprobs, 0, most_logprobs)
+    yield from _check_range("output.prompt_logprobs", command.prompt_logprobs, 0, most_logprobs)
+    if command.truncate_prompt_tokens == 0:
+        yield FieldViolation("truncate_prompt_tokens", "must be at least 1, is 0")
+    yield from _check_texts("stopping.stop", command.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
     if len(command.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         yield FieldViolation(
             "stopping.stop_token_ids", f"may have at most {MAX_STOP_TOKEN_IDS} ids, has {len(command.stop_token_ids)}"
         )
     yield from check_token_ids("stopping.stop_token_ids", command.stop_token_ids, vocab_size)
-    if len(command.label) > MAX_LABEL_CHARACTERS:
+    yield from check_label(command.label)
+
+
+def check_label(label: str) -> Iterator[FieldViolation]:
+    """Yield what is wrong with a client's own label."""
+    if len(label) > MAX_LABEL_CHARACTERS:
+        yield FieldViolation("request_id", f"may have at most {MAX_LABEL_CHARACTERS} characters, has {len(label)}")
+    else:
+        yield from _check_text("request_id", label)
+
+
+def check_bad_words(words: Sequence[str]) -> Iterator[FieldViolation]:
+    """Yield what is wrong with bad words before they are tokenized."""
+    yield from _check_texts("sampling.bad_words", words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
+
+
+def check_best_of(command: GenerateCommand, *, streaming: bool) -> Iterator[FieldViolation]:
+    """Yield what is wrong with best_of. `streaming`: which are best would be known too late."""
+    if command.best_of is None:
+        return
+    least = 1 if command.n is None else command.n
+    if not least <= command.best_of <= MAX_CHOICES:
+        yield FieldViolation("best_of", f"must be n ({least}) to {MAX_CHOICES}, is {command.best_of}")
+    elif streaming and command.best_of > least:
+        description = f"is {command.best_of}, more than n ({least}): which are best is known at the end only, so ask "
+        yield FieldViolation("best_of", description + "for the whole output at once (GenerateOnce)")
+
+
+def check_continuations(continuations: Sequence[Continuation | None], vocab_size: int) -> Iterator[FieldViolation]:
+    """Yield what is wrong with continuations before they are tokenized."""
+    if not 1 <= len(continuations) <= MAX_CONTINUATIONS:
+        yield FieldViolation("continuations", f"must be 1 to {MAX_CONTINUATIONS}, are {len(continuations)}")
+        return
+    yield from islice(_bad_continuations(continuations, vocab_size), MAX_NAMED_ELEMENTS)
+
+
+def _bad_continuations(continuations: Sequence[Continuation | None], vocab_size: int) -> Iterator[FieldViolation]:
+    for index, continuation in enumerate(continuations):
+        field = f"continuations[{index}]"
+        match continuation:
+            case None:
+                yield FieldViolation(field, "exactly one of text and token_ids is required")
+            case TextInput(text):
+                yield from _check_text(f"{field}.text", text)
+            case TokenIdsInput(token_ids):
+                yield from check_token_ids(f"{field}.token_ids.ids", token_ids, vocab_size)
+
+
+def check_score_lengths(
+    num_prompt_tokens: int, num_tokens: Sequence[int], max_model_len: int
+) -> Iterator[FieldViolation]:
+    """Yield which continuations do not fit behind the input; `num_tokens`: of each."""
+    room = max_model_len - 1 - num_prompt_tokens
+    too_long = [index for index, each in enumerate(num_tokens) if each > room]
+    for index in too_long[:MAX_NAMED_ELEMENTS]:
         yield FieldViolation(
-            "request_id", f"may have at most {MAX_LABEL_CHARACTERS} characters, has {len(command.label)}"
+            f"continuations[{index}]",
+            f"has {num_tokens[index]} tokens; the model takes {max_model_len}, and the input has {num_prompt_tokens}, "
+            f"so at most {room} fit",
         )
 
 
@@ -112,8 +184,32 @@ def resolve_max_tokens(command: GenerateCommand, num_prompt_tokens: int, max_mod
     return room if command.max_tokens is None else min(command.max_tokens, room)
 
 
-def resolve_sampling(command: GenerateCommand, prepared: PreparedModel) -> SamplingParams:
-    """Return how to sample: what was asked for, then the model's defaults, then none. Draws the seed where unset."""
+def resolve_num_choices(command: GenerateCommand) -> int:
+    """Return how many choices to generate."""
+    return command.best_of or command.n or 1
+
+
+def resolve_output(command: GenerateCommand) -> OutputParams:
+    """Return what to show of what is generated."""
+    num_shown = command.n or 1
+    return OutputParams(
+        has_logprobs=command.top_logprobs is not None,
+        has_prompt_logprobs=command.prompt_logprobs is not None,
+        echo=command.echo,
+        skip_special_tokens=command.skip_special_tokens,
+        include_stop=command.include_stop,
+        num_best=num_shown if resolve_num_choices(command) > num_shown else None,
+    )
+
+
+def resolve_sampling(
+    command: GenerateCommand, prepared: PreparedModel, bad_words: tuple[tuple[int, ...], ...] = ()
+) -> SamplingParams:
+    """Return how to sample: what was asked for, then the model's defaults, then none. Draws the seed where unset.
+
+    `bad_words`: those of the command as tokens. Logprobs are computed where the choices are to be ranked by them, too.
+    """
+    is_ranked = resolve_output(command).num_best is not None
     return SamplingParams(
         temperature=_first(command.temperature, prepared.temperature),
         top_p=_first(command.top_p, prepared.top_p),
@@ -123,7 +219,11 @@ def resolve_sampling(command: GenerateCommand, prepared: PreparedModel) -> Sampl
         presence_penalty=_first(command.presence_penalty, 0.0),
         frequency_penalty=_first(command.frequency_penalty, 0.0),
         seed=secrets.randbits(64) if command.seed is None else command.seed,
-        top_logprobs=command.top_logprobs,
+        top_logprobs=0 if is_ranked and command.top_logprobs is None else command.top_logprobs,
+        typical_p=_first(command.typical_p, 1.0),
+        logit_bias=tuple(command.logit_bias),
+        bad_words=bad_words,
+        prompt_logprobs=command.prompt_logprobs,
     )
 
 
@@ -134,6 +234,7 @@ def resolve_stopping(command: GenerateCommand, prepared: PreparedModel, max_toke
         max_tokens=max_tokens,
         min_tokens=command.min_tokens or 0,
         stop_token_ids=tuple(sorted({*command.stop_token_ids, *end_of_sequence})),
+        stop=tuple(dict.fromkeys(command.stop)),
     )
 
 
@@ -141,16 +242,75 @@ def _first(asked: float | None, default: float) -> float:
     return default if asked is None else asked
 
 
-def _check_messages(messages: Sequence[ChatMessage], prepared: PreparedModel) -> Iterator[FieldViolation]:
+def _check_chat(chat: ChatInput, prepared: PreparedModel) -> Iterator[FieldViolation]:
+    messages = chat.messages
     if prepared.chat_template is None:
         yield FieldViolation("chat", f"model {prepared.name} has no chat template: send text or token_ids")
     if not messages:
         yield FieldViolation("chat.messages", "is empty: give at least one message")
     bad = [index for index, message in enumerate(messages) if message.role is None]
-    for index in bad[:_MAX_NAMED_MESSAGES]:
+    for index in bad[:MAX_NAMED_ELEMENTS]:
         yield FieldViolation(f"chat.messages[{index}].role", "must be system, user or assistant")
-    if len(bad) > _MAX_NAMED_MESSAGES:
+    if len(bad) > MAX_NAMED_ELEMENTS:
         yield FieldViolation("chat.messages", f"{len(bad)} messages in all have no role that is known")
+    contents = ((f"chat.messages[{index}].content", message.content) for index, message in enumerate(messages))
+    yield from islice(_bad_texts(contents), MAX_NAMED_ELEMENTS)
+    if chat.continue_final_message and messages and messages[-1].role not in ("assistant", None):
+        yield FieldViolation(
+            "chat.continue_final_message", f"the last message is of the {messages[-1].role}, must be the assistant's"
+        )
+
+
+def _check_logit_bias(biases: Sequence[LogitBias], vocab_size: int) -> Iterator[FieldViolation]:
+    field = "sampling.logit_bias"
+    if len(biases) > MAX_LOGIT_BIASES:
+        yield FieldViolation(field, f"may have at most {MAX_LOGIT_BIASES} entries, has {len(biases)}")
+        return
+    seen: set[int] = set()
+    num_bad = 0
+    for index, (token_id, bias) in enumerate((each.token_id, each.bias) for each in biases):
+        if token_id >= vocab_size:
+            violation = FieldViolation(
+                f"{field}[{index}].token_id", f"{token_id} is not below the vocabulary size {vocab_size}"
+            )
+        elif token_id in seen:
+            violation = FieldViolation(f"{field}[{index}].token_id", f"{token_id} is there twice")
+        elif not MIN_BIAS <= bias <= -MIN_BIAS:  # false for NaN
+            violation = FieldViolation(f"{field}[{index}].bias", f"must be {MIN_BIAS:g} to {-MIN_BIAS:g}, is {bias:g}")
+        else:
+            seen.add(token_id)
+            continue
+        num_bad += 1
+        if num_bad <= MAX_NAMED_ELEMENTS:
+            yield violation
+    if num_bad > MAX_NAMED_ELEMENTS:
+        yield FieldViolation(field, f"{num_bad} entries in all are bad")
+
+
+def _check_texts(field: str, texts: Sequence[str], most: int, most_characters: int) -> Iterator[FieldViolation]:
+    if len(texts) > most:
+        yield FieldViolation(field, f"may have at most {most} texts, has {len(texts)}")
+        return
+    bad = [index for index, text in enumerate(texts) if not 1 <= len(text) <= most_characters]
+    for index in bad[:MAX_NAMED_ELEMENTS]:
+        description = f"must have 1 to {most_characters} characters, has {len(texts[index])}"
+        yield FieldViolation(f"{field}[{index}]", description)
+    named = ((f"{field}[{index}]", text) for index, text in enumerate(texts))
+    yield from islice(_bad_texts(named), MAX_NAMED_ELEMENTS)
+
+
+def _bad_texts(named: Iterable[tuple[str, str]]) -> Iterator[FieldViolation]:
+    for field, text in named:
+        yield from _check_text(field, text)
+
+
+def _check_text(field: str, text: str) -> Iterator[FieldViolation]:
+    # Half of a surrogate pair is a character to Python and to JSON, and to nobody else.
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            yield FieldViolation(field, f"is not valid Unicode text: lone surrogate at character {error.start}")
 
 
 def _check_range(

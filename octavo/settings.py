@@ -28,6 +28,7 @@ GATEWAY_PORT = 50051
 SCHEDULER_PORT = 50052
 EXECUTOR_PORT = 50053
 ADMIN_PORT = 50054
+HTTP_PORT = 8000
 GATEWAY_METRICS_PORT = 9101
 SCHEDULER_METRICS_PORT = 9102
 EXECUTOR_METRICS_PORT = 9103
@@ -42,6 +43,14 @@ def _metrics_port(default: int) -> int:
         help="port of the metrics page, http://BIND:PORT/metrics; 0 picks a free one",
     )
     return port
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    """Return the parts of a list with commas."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise ValueError("a list with commas between its parts, none of them empty")
+    return parts
 
 
 @dataclass(frozen=True)
@@ -61,10 +70,21 @@ class GatewaySettings(Settings):
     port: int = setting(
         GATEWAY_PORT, per_program=True, least=0, most=65535, help="port of the gRPC API; 0 picks a free one"
     )
+    http_port: int = setting(
+        HTTP_PORT, least=0, most=65535, help="port of the OpenAI-compatible HTTP API; 0 picks a free one"
+    )
     admin_port: int = setting(
         ADMIN_PORT, least=0, most=65535, help="port of the operator's gRPC API; 0 picks a free one"
     )
     metrics_port: int = _metrics_port(GATEWAY_METRICS_PORT)
+    served_model_name: tuple[str, ...] | None = setting(
+        None, parse=_parse_list, help="further names that requests may call the model by: NAME,NAME,..."
+    )
+    cors_origins: tuple[str, ...] | None = setting(
+        None, parse=_parse_list, help="origins whose web pages may use the HTTP API: https://HOST,... or * for all"
+    )
+    api_keys: str | None = setting(None, help="file of API keys, lines of tenant and key; default: nobody needs a key")
+    chat_template: str | None = setting(None, help="file of a Jinja chat template, in place of the model's own")
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
@@ -127,9 +147,9 @@ class ExecutorSettings(Settings):
 
 
 ALL_SETTINGS: tuple[type[Settings], ...] = (GatewaySettings, SchedulerSettings, ExecutorSettings)
-OTHER_VARIABLES = frozenset({"OCTAVO_HOME", "OCTAVO_ADDRESS", "OCTAVO_ADMIN_ADDRESS"})
+OTHER_VARIABLES = frozenset({"OCTAVO_HOME", "OCTAVO_ADDRESS", "OCTAVO_ADMIN_ADDRESS", "OCTAVO_API_KEY"})
 """Variables outside the services' settings. OCTAVO_HOME: where `octavo pull` keeps models (see octavo.models).
-OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where the command's clients find a gateway, host:port."""
+OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where clients find a gateway, host:port. OCTAVO_API_KEY: what they show it."""
 
 
 def known_variables() -> frozenset[str]:

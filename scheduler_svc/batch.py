@@ -89,12 +89,15 @@ class RowStatus(Enum):
 
 
 class RowResult(NamedTuple):
-    """The answer to one row. logprobs are passed through unread."""
+    """The answer to one row. Both kinds of logprobs are passed through unread; those of the prompt, where there are
+    any, come with whichever row computes the tokens before.
+    """
 
     handle: int
     status: RowStatus
     token_ids: tuple[int, ...]
     logprobs: object | None
+    prompt_logprobs: object | None = None
 
 
 class StepFailureReason(Enum):
@@ -127,7 +130,10 @@ class BatchResult:
 
 
 class TokensOut(NamedTuple):
-    """New tokens of one choice, its end, or both. first_token_index counts the choice's tokens before these."""
+    """New tokens of one choice, its end, logprobs of its prompt, or several of these.
+
+    first_token_index counts the choice's tokens before these.
+    """
 
     request: RequestId
     choice: int
@@ -135,6 +141,7 @@ class TokensOut(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: object | None
     end: ChoiceEnd | None
+    prompt_logprobs: object | None = None
 
 
 class RequestDone(NamedTuple):

@@ -154,10 +154,12 @@ def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut]) -> Frame:
     step_outputs = frame.step_outputs
     step_outputs.sequence = sequence
     add = step_outputs.outputs.add
-    for (_, counter), choice, first_token_index, token_ids, logprobs, end in outputs:
+    for (_, counter), choice, first_token_index, token_ids, logprobs, end, prompt_logprobs in outputs:
         output = add(request=counter, choice=choice, first_token_index=first_token_index, token_ids=token_ids)
         if logprobs is not None:
             output.logprobs.CopyFrom(logprobs)  # type: ignore[arg-type]  # opaque to the domain, made by batch_result
+        if prompt_logprobs is not None:
+            output.prompt_logprobs.CopyFrom(prompt_logprobs)  # type: ignore[arg-type]  # likewise
         if end is not None:
             output.end.reason = _REASON_TO_PROTO[end.reason]
             if end.stop_token_id is not None:
@@ -296,6 +298,9 @@ def _new_sequence(sequence: NewSequence) -> executor_pb2.NewSequence:
         choice=sequence.choice,
     )
     message.sampling.CopyFrom(sequence.sampling)  # type: ignore[arg-type]  # opaque to the domain, from request_record
+    if sequence.choice:
+        # All choices have one prompt: the first tells of it.
+        message.sampling.ClearField("prompt_logprobs")
     message.stopping.max_tokens = sequence.stopping.max_tokens
     message.stopping.min_tokens = sequence.stopping.min_tokens
     message.stopping.stop_token_ids.extend(sorted(sequence.stopping.stop_token_ids))
@@ -322,13 +327,22 @@ def batch_result(result: executor_pb2.StepResult, session: int) -> BatchResult:
     logprobs = {entry.row: entry.columns for entry in result.logprobs}
     if any(row >= len(counts) for row in logprobs):
         raise WireError(f"step {result.step}: logprobs of a row that does not exist")
+    prompt_logprobs = {entry.row: _prompt_logprobs(entry) for entry in result.prompt_logprobs}
+    if any(row >= len(counts) for row in prompt_logprobs):
+        raise WireError(f"step {result.step}: prompt logprobs of a row that does not exist")
     ends = tuple(accumulate(counts))
     rows = tuple(
-        RowResult(handle, status, token_ids[end - count : end], logprobs.get(row))
+        RowResult(handle, status, token_ids[end - count : end], logprobs.get(row), prompt_logprobs.get(row))
         for row, (handle, status, count, end) in enumerate(zip(result.handles, statuses, counts, ends, strict=True))
     )
     timings = _timings(result.timings) if result.HasField("timings") else None
     return BatchResult(session, result.step, rows, timings=timings)
+
+
+def _prompt_logprobs(entry: executor_pb2.RowPromptLogprobs) -> scheduler_pb2.PromptLogprobs:
+    message = scheduler_pb2.PromptLogprobs(first_token_index=entry.first_token_index)
+    message.columns.CopyFrom(entry.columns)
+    return message
 
 
 def _timings(timings: executor_pb2.StageTimings) -> StageTimings:

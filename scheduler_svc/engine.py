@@ -92,12 +92,18 @@ class Engine:
                 self._placement.place(sequence, now)
         return self._take_events()
 
-    def cancel(self, request_id: RequestId, choice: int | None = None, kept_tokens: int | None = None) -> list[Event]:
+    def cancel(
+        self,
+        request_id: RequestId,
+        choice: int | None = None,
+        kept_tokens: int | None = None,
+        reason: FinishReason = FinishReason.CANCELLED,
+    ) -> list[Event]:
         """End a request or one of its choices, in any state: blocks are free at once. Unknown or ended: no event.
 
         kept_tokens, of use only with a choice, is how many of its tokens the gateway counts: the end is announced at
-        that index, and what was generated past it is gone. A request whose last choice the gateway ends by itself
-        (a stop that only the text shows) has finished; one that is ended whole is cancelled.
+        that index, and what was generated past it is gone. `reason` is that of the end: STOP where the text has shown a
+        stop. A request whose last choice the gateway ends by itself has finished; one that is ended whole is cancelled.
         """
         request = self._requests.get(request_id)
         outcome = Outcome.CANCELLED if choice is None else Outcome.FINISHED
@@ -106,7 +112,7 @@ class Engine:
                 if choice in (None, sequence.choice) and sequence.status is not SequenceStatus.FINISHED:
                     if choice is not None and kept_tokens is not None:
                         sequence.keep(kept_tokens)
-                    self._end_choice(sequence, ChoiceEnd(FinishReason.CANCELLED), outcome)
+                    self._end_choice(sequence, ChoiceEnd(reason), outcome)
         return self._take_events()
 
     def abort(self, request_id: RequestId, error: ServiceError) -> list[Event]:

@@ -22,7 +22,7 @@ from scheduler_svc.listing import RequestPlace, RequestsPage
 from scheduler_svc.load import LoadSnapshot, ModelPoolView
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.request_log import RequestLog, format_request_id
-from scheduler_svc.sequence import RequestId, RequestRecord
+from scheduler_svc.sequence import FinishReason, RequestId, RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +115,16 @@ class EngineLoop:
         choice: int | None = None,
         kept_tokens: int | None = None,
         *,
+        reason: FinishReason = FinishReason.CANCELLED,
         publish: bool = True,
     ) -> bool:
-        """End a request or one choice of it. Returns whether anything ended. publish=False: its gateway is not told."""
+        """End a request or one choice of it, as the engine does. Returns whether anything ended.
+
+        publish=False: its gateway is not told.
+        """
         now = self._clock()
         with self._guarded("cancel", request_id=format_request_id(request_id)):
-            events = self._engine.cancel(request_id, choice, kept_tokens)
+            events = self._engine.cancel(request_id, choice, kept_tokens, reason)
         # The engine may hand out events of other requests along with these.
         own = [event for event in events if event.request == request_id]
         if not publish:

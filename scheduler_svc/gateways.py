@@ -29,7 +29,7 @@ from scheduler_svc.load import ModelPoolView
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.output_streams import OutputStream, OutputStreams, lapsed_error
 from scheduler_svc.request_log import format_request_id
-from scheduler_svc.sequence import RequestId, RequestRecord
+from scheduler_svc.sequence import FinishReason, RequestId, RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,10 @@ class Gateways:
     def cancel(self, attachment: Attachment, counter: int, choice: int | None, kept: int | None, reason: str) -> None:
         """End a request or one choice of it. What is not live stays as it is; that is noted once for each request."""
         request_id = (attachment.incarnation, counter)
-        if self._engine_loop.cancel(request_id, choice, kept):
+        # A choice that its text has ended is not a cancelled one.
+        is_stop = choice is not None and reason == FinishReason.STOP.value
+        end = FinishReason.STOP if is_stop else FinishReason.CANCELLED
+        if self._engine_loop.cancel(request_id, choice, kept, reason=end):
             return
         noted = attachment.noted_cancels
         if counter not in noted and len(noted) < _MOST_NOTED_CANCELS:

@@ -69,8 +69,10 @@ class RequestLog:
             if live is None:
                 continue
             if isinstance(event, TokensOut):
-                if event.token_ids:
+                if event.token_ids or event.end is not None:
+                    # An end may come with fewer tokens than there were: those past a stop in the text do not count.
                     live.tokens[event.choice] = event.first_token_index + len(event.token_ids)
+                if event.token_ids:
                     live.first_token_at = now if live.first_token_at is None else live.first_token_at
                 if event.end is not None:
                     live.reasons[event.choice] = event.end.reason.value

@@ -27,7 +27,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class ChoiceEnd:
-    """How a choice ended; stop_token_id is set where the reason is STOP."""
+    """How a choice ended; stop_token_id is set where a token has stopped it. A gateway stops it by its text."""
 
     reason: FinishReason
     stop_token_id: int | None = None

@@ -48,6 +48,7 @@ class StepResults:
             self._apply_failure(executor, step, result, now, applied)
             return applied
         outputs = applied.outputs
+        num_tokens = 0
         finished, ok = SequenceStatus.FINISHED, RowStatus.OK
         columns = zip(step.sequences, step.rows, step.samples, _aligned(step, result), strict=True)
         for sequence, sent, samples, row in columns:
@@ -61,6 +62,8 @@ class StepResults:
             if sent.num_computed_tokens < sequence.num_prompt_tokens:
                 self._charge_prompt(sequence, sent)
             if not samples:
+                if row.prompt_logprobs is not None:
+                    outputs.append(_prompt_only(sequence, row.prompt_logprobs))
                 continue
             token_id = token_ids[0]
             if not 0 <= token_id < executor.spec.vocab_size:
@@ -68,14 +71,18 @@ class StepResults:
                 continue
             index = len(sequence.output_token_ids)
             end = sequence.commit(token_id)
-            outputs.append(TokensOut(sequence.request_id, sequence.choice, index, token_ids, row.logprobs, end))
+            outputs.append(
+                TokensOut(
+                    sequence.request_id, sequence.choice, index, token_ids, row.logprobs, end, row.prompt_logprobs
+                )
+            )
+            num_tokens += 1
             self._policy.on_tokens(sequence.view, 0, 1)
             if end is not None:
                 executor.remove(sequence)
                 sequence.status = finished
                 applied.ended.append(sequence)
-        # Each output is one committed token.
-        self.num_generated_tokens += len(outputs)
+        self.num_generated_tokens += num_tokens
         return applied
 
     def _charge_prompt(self, sequence: Sequence, sent: ScheduledRow) -> None:
@@ -129,6 +136,11 @@ def _aligned(step: InFlightStep, result: BatchResult) -> tuple[RowResult, ...]:
         return result.rows
     by_handle = {row.handle: row for row in result.rows}
     return tuple(by_handle.get(handle) or RowResult(handle, RowStatus.DESYNC, (), None) for handle in sent_handles)
+
+
+def _prompt_only(sequence: Sequence, prompt_logprobs: object) -> TokensOut:
+    index = len(sequence.output_token_ids)
+    return TokensOut(sequence.request_id, sequence.choice, index, (), None, None, prompt_logprobs)
 
 
 def _where(sequence: Sequence) -> dict[str, str]:

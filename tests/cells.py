@@ -11,7 +11,7 @@ from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RowStatus, Sch
 from scheduler_svc.engine import Engine
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.fcfs import FcfsScheduler
-from scheduler_svc.sequence import RequestId, RequestRecord, SequenceStatus
+from scheduler_svc.sequence import FinishReason, RequestId, RequestRecord, SequenceStatus
 
 
 class Cell:
@@ -48,11 +48,17 @@ class Cell:
         self.gateway.accept(record)
         self.receive(events)
 
-    def cancel(self, request: RequestId, choice: int | None = None, kept_tokens: int | None = None) -> None:
+    def cancel(
+        self,
+        request: RequestId,
+        choice: int | None = None,
+        kept_tokens: int | None = None,
+        reason: FinishReason = FinishReason.CANCELLED,
+    ) -> None:
         """Cancel a request or a choice."""
         if choice is not None and kept_tokens is not None:
             self.gateway.keep(request, choice, kept_tokens)
-        self.receive(self.engine.cancel(request, choice, kept_tokens))
+        self.receive(self.engine.cancel(request, choice, kept_tokens, reason))
 
     def abort(self, request: RequestId, error: ServiceError) -> None:
         """End a request with an error, as an operator does."""

@@ -279,7 +279,7 @@ class FakeGateway:
                 key = event.request, event.choice
                 assert event.request not in self.done, "tokens after the request ended"
                 assert key not in self.ends, "tokens after the choice ended"
-                assert event.token_ids or event.end, "an event about nothing"
+                assert event.token_ids or event.end or event.prompt_logprobs, "an event about nothing"
                 assert event.first_token_index == len(self.tokens[key]), "a gap, or a token twice"
                 self.tokens[key].extend(event.token_ids)
                 if event.end is not None:

@@ -35,6 +35,7 @@ FLAGS = {
     "kv_memory": "8MiB",
     "log_level": "warning",
     "metrics_port": "0",
+    "http_port": "0",
     "admin_port": "0",
 }
 """What every cell of the tests is started with, by settings field; a test adds to it."""
@@ -48,6 +49,10 @@ class Stack(Protocol):
     @property
     def gateway_address(self) -> str:
         """Where clients connect."""
+
+    @property
+    def http_address(self) -> str:
+        """Where OpenAI clients connect."""
 
     @property
     def admin_address(self) -> str:
@@ -107,6 +112,11 @@ class InProcessStack:
     def gateway_address(self) -> str:
         """Where clients connect."""
         return f"127.0.0.1:{self.gateway.port}"
+
+    @property
+    def http_address(self) -> str:
+        """Where OpenAI clients connect."""
+        return f"127.0.0.1:{self.gateway.http_port}"
 
     @property
     def admin_address(self) -> str:
@@ -192,6 +202,11 @@ class ProcessStack:
     def gateway_address(self) -> str:
         """Where clients connect."""
         return self._plan.gateway_address
+
+    @property
+    def http_address(self) -> str:
+        """Where OpenAI clients connect."""
+        return self._plan.http_address
 
     @property
     def admin_address(self) -> str:

@@ -30,6 +30,7 @@ class Output:
     started: inference_pb2.Started
     choices: list[ChoiceOutput]
     usage: inference_pb2.Usage
+    prompt: inference_pb2.Prompt = field(default_factory=inference_pb2.Prompt)
 
 
 def request_for(
@@ -58,8 +59,11 @@ def request_for(
 async def read_stream(
     call: grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse],
 ) -> Output:
-    """Read a whole stream: Started first, gapless deltas, one end a choice and nothing after it, Usage last."""
+    """Read a whole stream: Started first, the prompt if any, gapless deltas, one end a choice and nothing after it,
+    Usage last.
+    """
     output: Output | None = None
+    text = ""
     async for response in call:
         kind = response.WhichOneof("event")
         if output is None:
@@ -69,9 +73,7 @@ async def read_stream(
         assert not output.usage.prompt_tokens, f"{kind} after usage"
         if kind == "delta":
             delta = response.delta
-            while delta.choice >= len(output.choices):
-                output.choices.append(ChoiceOutput())
-            choice = output.choices[delta.choice]
+            choice = _choice_of(output, delta.choice)
             assert choice.finished is None, "a delta after the end of its choice"
             assert delta.first_token_index == len(choice.token_ids), "a gap or a repeat"
             choice.token_ids.extend(delta.token_ids)
@@ -79,10 +81,17 @@ async def read_stream(
             choice.logprobs.extend(delta.logprobs)
         elif kind == "choice_finished":
             finished = response.choice_finished
-            choice = output.choices[finished.choice]
+            choice = _choice_of(output, finished.choice)
             assert choice.finished is None, "two ends of one choice"
             assert finished.completion_tokens == len(choice.token_ids)
             choice.finished = finished
+        elif kind == "prompt":
+            assert not output.choices, "the prompt after output"
+            assert response.prompt.first_token_index == len(output.prompt.token_ids), "a gap or a repeat in the prompt"
+            first = output.prompt.first_token_index
+            output.prompt.MergeFrom(response.prompt)
+            output.prompt.text = text = text + response.prompt.text
+            output.prompt.first_token_index = first
         else:
             assert kind == "usage", f"unexpected {kind}"
             output.usage.CopyFrom(response.usage)
@@ -91,6 +100,12 @@ async def read_stream(
     assert all(choice.finished for choice in output.choices), "a choice without an end"
     assert output.usage.completion_tokens == sum(len(choice.token_ids) for choice in output.choices)
     return output
+
+
+def _choice_of(output: Output, index: int) -> ChoiceOutput:
+    while index >= len(output.choices):
+        output.choices.append(ChoiceOutput())
+    return output.choices[index]
 
 
 async def generate(stack: Stack, request: inference_pb2.GenerateRequest) -> Output:

@@ -86,7 +86,7 @@ class FakeGateway(Watched):
         return self.outcomes[counter]
 
     async def cancel(self, counter: int, **options: Any) -> None:
-        cancel = scheduler_pb2.Cancel(request=counter, reason=scheduler_pb2.CANCEL_REASON_CLIENT, **options)
+        cancel = scheduler_pb2.Cancel(request=counter, **{"reason": scheduler_pb2.CANCEL_REASON_CLIENT, **options})
         await self.send(cancel=cancel)
 
     async def over(self, *counters: int) -> None:
@@ -199,6 +199,7 @@ def submit_message(
     model: str = MODEL,
     revision: str = REVISION,
     committed: Sequence[int] = (),
+    prompt_logprobs: int | None = None,
     **fields: Any,
 ) -> scheduler_pb2.Submit:
     """A Submit of a new request, or with `committed` tokens of its first choice of a resumed one."""
@@ -207,7 +208,7 @@ def submit_message(
         model=model,
         model_revision=revision,
         prompt_token_ids=prompt,
-        sampling=sequence_pb2.SamplingParams(seed=seed, top_p=1, repetition_penalty=1),
+        sampling=sequence_pb2.SamplingParams(seed=seed, top_p=1, repetition_penalty=1, prompt_logprobs=prompt_logprobs),
         stopping=sequence_pb2.StoppingParams(max_tokens=max_tokens, stop_token_ids=sorted(stop)),
         choices=[scheduler_pb2.ChoiceRecord(token_ids=() if index else committed) for index in range(n)],
         **fields,

@@ -12,6 +12,7 @@ from octavo.client.async_connection import AsyncConnection
 from octavo.client.async_stream import AsyncGenerateStream
 from octavo.client.client_rpcs import (
     CANCEL_REQUEST,
+    COUNT_TOKENS,
     DETOKENIZE,
     GENERATE,
     GENERATE_ONCE,
@@ -19,17 +20,18 @@ from octavo.client.client_rpcs import (
     GET_MODEL,
     LIST_MODELS,
     LIST_REQUESTS,
+    SCORE,
     TOKENIZE,
 )
-from octavo.client.discovery import ADMIN, GATEWAY, Api
-from octavo.client.types import Completion, GenerateOptions, Messages, Model, Prompt
+from octavo.client.discovery import ADMIN, GATEWAY, Api, given_api_key
+from octavo.client.types import Completion, GenerateOptions, Messages, Model, Prompt, Scores, TokenCount
 
 
 class _AsyncClient:
     """What both clients are: an owner of one connection."""
 
-    def __init__(self, api: Api, address: str | None) -> None:
-        self._connection = AsyncConnection(api, address)
+    def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
+        self._connection = AsyncConnection(api, address, api_key)
 
     @property
     def address(self) -> str | None:
@@ -61,8 +63,8 @@ class AsyncClient(_AsyncClient):
     BlockingIOError now and then. Threads take Client.
     """
 
-    def __init__(self, address: str | None = None) -> None:
-        super().__init__(GATEWAY, address)
+    def __init__(self, address: str | None = None, *, api_key: str | None = None) -> None:
+        super().__init__(GATEWAY, address, api_key if api_key is not None else given_api_key())
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -84,6 +86,26 @@ class AsyncClient(_AsyncClient):
         """Return all that the model writes after `prompt`, once it is complete."""
         request = request_convert.generate_once_request(prompt, options)
         return response_convert.completion_from(await self._connection.unary(GENERATE_ONCE, request, timeout))
+
+    async def score(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        model: str | None = None,
+        request_id: str | None = None,
+        timeout: float | None = None,
+    ) -> Scores:
+        """Return how likely each continuation of `prompt` is, text or token ids; 1 to 128. Nothing is generated."""
+        request = request_convert.score_request(prompt, continuations, model, request_id)
+        return response_convert.scores_from(await self._connection.unary(SCORE, request, timeout))
+
+    async def count_tokens(
+        self, prompt: str | Messages, *, model: str | None = None, timeout: float | None = None
+    ) -> TokenCount:
+        """Return how many tokens an input has, and how many input and output may have together."""
+        request = request_convert.count_tokens_request(prompt, model)
+        return response_convert.token_count_from(await self._connection.unary(COUNT_TOKENS, request, timeout))
 
     async def tokenize(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
-from octavo.client.discovery import Api, checked_address, find
+from octavo.client.discovery import Api, checked_address, find, key_metadata
 from octavo.client.errors import CallInfo, cancelled, error_from
 from octavo.rpc.channel import open_channel
 
@@ -17,8 +17,12 @@ from octavo.rpc.channel import open_channel
 class AsyncConnection:
     """Finds its peer and connects on first use, and belongs from then on to the event loop that ran at that moment."""
 
-    def __init__(self, api: Api, address: str | None) -> None:
-        """`address`: host:port; None: found on first use. Raises InvalidArgumentError."""
+    def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
+        """`address`: host:port; None: found on first use. `api_key` goes with each call.
+
+        Raises InvalidArgumentError.
+        """
+        self._metadata = key_metadata(api_key)
         self._api = api
         self._address = None if address is None else checked_address(address)
         self._lock = asyncio.Lock()
@@ -43,7 +47,8 @@ class AsyncConnection:
         """
         seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
-        call = self._keep(channel.unary_unary(rpc.path, *_codecs(rpc))(request, timeout=seconds))
+        method = channel.unary_unary(rpc.path, *_codecs(rpc))
+        call = self._keep(method(request, timeout=seconds, metadata=self._metadata))
         try:
             answer: ResponseT = await call
             return answer
@@ -62,7 +67,8 @@ class AsyncConnection:
         """Ask and return grpc's call, to be read. Raises ServiceError where nobody can be found."""
         seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
-        return self._keep(channel.unary_stream(rpc.path, *_codecs(rpc))(request, timeout=seconds))
+        method = channel.unary_stream(rpc.path, *_codecs(rpc))
+        return self._keep(method(request, timeout=seconds, metadata=self._metadata))
 
     async def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""

@@ -38,6 +38,10 @@ GENERATE = Rpc(INFERENCE_SERVICE, "Generate", inference_pb2.GenerateRequest, inf
 GENERATE_ONCE = Rpc(
     INFERENCE_SERVICE, "GenerateOnce", inference_pb2.GenerateOnceRequest, inference_pb2.GenerateOnceResponse
 )
+SCORE = Rpc(INFERENCE_SERVICE, "Score", inference_pb2.ScoreRequest, inference_pb2.ScoreResponse)
+COUNT_TOKENS = Rpc(
+    INFERENCE_SERVICE, "CountTokens", inference_pb2.CountTokensRequest, inference_pb2.CountTokensResponse
+)
 TOKENIZE = Rpc(INFERENCE_SERVICE, "Tokenize", inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse)
 DETOKENIZE = Rpc(INFERENCE_SERVICE, "Detokenize", inference_pb2.DetokenizeRequest, inference_pb2.DetokenizeResponse)
 LIST_MODELS = Rpc(MODEL_SERVICE, "ListModels", model_pb2.ListModelsRequest, model_pb2.ListModelsResponse)
@@ -49,8 +53,10 @@ GET_LOAD = Rpc(ADMIN_SERVICE, "GetLoad", admin_pb2.GetLoadRequest, admin_pb2.Get
 ALL_RPCS: tuple[Rpc[Any, Any], ...] = (
     GENERATE,
     GENERATE_ONCE,
+    SCORE,
     TOKENIZE,
     DETOKENIZE,
+    COUNT_TOKENS,
     LIST_MODELS,
     GET_MODEL,
     LIST_REQUESTS,

@@ -22,6 +22,7 @@ from octavo.rpc.settings import parse_address
 from octavo.settings import ADMIN_PORT, GATEWAY_PORT
 
 HOST = "127.0.0.1"
+API_KEY_VARIABLE = "OCTAVO_API_KEY"
 GATEWAY_PORTS: tuple[int, ...] = (GATEWAY_PORT, *range(50061, 50070))
 """Ports where a gateway of this machine may be: its default, then the range that docker-compose.yml publishes."""
 ADMIN_PORTS: tuple[int, ...] = (ADMIN_PORT, *range(50071, 50080))
@@ -75,6 +76,20 @@ def given_address(api: Api, environ: Mapping[str, str] | None = None) -> str | N
     """Return the address that the environment names; None where it names none. Raises InvalidArgumentError."""
     text = (os.environ if environ is None else environ).get(api.variable)
     return checked_address(text, api.variable) if text else None
+
+
+def given_api_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the API key that the environment holds; None where it holds none."""
+    return (os.environ if environ is None else environ).get(API_KEY_VARIABLE) or None
+
+
+def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that carries a key. Raises InvalidArgumentError for what cannot be one, without saying it."""
+    if api_key is None:
+        return ()
+    if not (api_key and api_key.isascii() and api_key.isprintable() and " " not in api_key):
+        raise invalid("api_key", "must be printable ASCII without spaces")
+    return (("authorization", f"Bearer {api_key}"),)
 
 
 def local_addresses(api: Api) -> list[str]:

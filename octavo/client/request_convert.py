@@ -15,7 +15,8 @@ from octavo.v1 import admin_pb2, inference_pb2, model_pb2
 
 _REQUESTS_A_PAGE = 1000
 _GROUPS = ("sampling", "stopping", "output")
-_TOP_LEVEL = ("model", "n", "seed", "request_id")
+_TOP_LEVEL = ("model", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens")
+_OF_CHATS = "continue_final_message"
 _ROLES = {
     "system": inference_pb2.CHAT_ROLE_SYSTEM,
     "user": inference_pb2.CHAT_ROLE_USER,
@@ -45,6 +46,9 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
     _set_prompt(request, prompt)
     violations = []
     for name, value in options.items():
+        if name == _OF_CHATS:
+            _continue_final_message(request, value)
+            continue
         if name not in OPTION_FIELDS:
             raise TypeError(f"{name!r} is no option of a request{_suggestion(name)}")
         group, field = OPTION_FIELDS[name]
@@ -52,7 +56,10 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
             continue
         target = getattr(request, group) if group else request
         try:
-            if isinstance(value, Sequence) and not isinstance(value, str):
+            if isinstance(value, Mapping):
+                for token_id, bias in value.items():
+                    getattr(target, name).add(token_id=token_id, bias=bias)
+            elif isinstance(value, Sequence) and not isinstance(value, str):
                 getattr(target, name).extend(value)
             else:
                 setattr(target, name, value)
@@ -70,6 +77,27 @@ def generate_once_request(prompt: Prompt, options: GenerateOptions) -> inference
     return inference_pb2.GenerateOnceRequest(request=generate_request(prompt, options))
 
 
+def score_request(
+    prompt: Prompt, continuations: Sequence[str | Sequence[int]], model: str | None, request_id: str | None
+) -> inference_pb2.ScoreRequest:
+    """Return the request. Raises TypeError, InvalidArgumentError."""
+    request = inference_pb2.ScoreRequest()
+    _set_text(request, "model", model)
+    _set_text(request, "request_id", request_id)
+    _set_prompt(request, prompt)
+    if not isinstance(continuations, Sequence) or isinstance(continuations, str | _BYTES):
+        put = ": put the one text into a list" if isinstance(continuations, str) else ""
+        raise TypeError(f"continuations are a list, not {type(continuations).__name__}{put}")
+    for index, continuation in enumerate(continuations):
+        part = request.continuations.add()
+        if isinstance(continuation, str):
+            _set_text(part, "text", continuation, f"continuations[{index}].")
+        else:
+            part.token_ids.SetInParent()
+            _extend(f"continuations[{index}].token_ids.ids", part.token_ids.ids, continuation)
+    return request
+
+
 def tokenize_request(
     prompt: str | Messages, model: str | None, add_special_tokens: bool | None
 ) -> inference_pb2.TokenizeRequest:
@@ -78,10 +106,15 @@ def tokenize_request(
     _set_text(request, "model", model)
     if add_special_tokens is not None:
         request.add_special_tokens = add_special_tokens
-    if isinstance(prompt, str):
-        _set_text(request, "text", prompt)
-    else:
-        request.chat.CopyFrom(_chat(prompt))
+    _set_text_or_chat(request, prompt)
+    return request
+
+
+def count_tokens_request(prompt: str | Messages, model: str | None) -> inference_pb2.CountTokensRequest:
+    """Return the request. Raises TypeError, InvalidArgumentError."""
+    request = inference_pb2.CountTokensRequest()
+    _set_text(request, "model", model)
+    _set_text_or_chat(request, prompt)
     return request
 
 
@@ -126,7 +159,25 @@ def get_load_request() -> admin_pb2.GetLoadRequest:
     return admin_pb2.GetLoadRequest()
 
 
-def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
+def _set_text_or_chat(
+    request: inference_pb2.TokenizeRequest | inference_pb2.CountTokensRequest, prompt: str | Messages
+) -> None:
+    if isinstance(prompt, str):
+        _set_text(request, "text", prompt)
+    else:
+        request.chat.CopyFrom(_chat(prompt))
+
+
+def _continue_final_message(request: inference_pb2.GenerateRequest, value: object) -> None:
+    if not isinstance(value, bool | None):
+        raise TypeError(f"{_OF_CHATS}={value!r} is of the wrong type: must be true or false")
+    if value and not request.HasField("chat"):
+        raise TypeError(f"{_OF_CHATS} is for conversations: the prompt is none")
+    if value:
+        request.chat.continue_final_message = True
+
+
+def _set_prompt(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         _set_text(request, "text", prompt)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, _BYTES):
@@ -186,6 +237,10 @@ def _extend(field: str, ids: Any, values: Sequence[int]) -> None:
 
 
 def _range(field: Any) -> str:
+    if field.message_type is not None:
+        return "must be a mapping of token ids to numbers"
+    if field.is_repeated and field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return "must be a list of valid Unicode texts"
     most = _WHOLE_NUMBERS.get(field.cpp_type)
     if most is not None:
         return f"must be {'whole numbers' if field.is_repeated else 'a whole number'} from 0 to {most}"
@@ -194,8 +249,9 @@ def _range(field: Any) -> str:
 
 
 def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, OPTION_FIELDS, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f": it takes {', '.join(OPTION_FIELDS)}"
+    names = [*OPTION_FIELDS, _OF_CHATS]
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f": it takes {', '.join(names)}"
 
 
 def _typed(violations: Sequence[FieldViolation]) -> InvalidArgumentError:

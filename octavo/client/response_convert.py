@@ -9,11 +9,15 @@ from octavo.client.types import (
     Choice,
     ChoiceFinished,
     Completion,
+    ContinuationScore,
     DefaultSampling,
     Delta,
     FinishReason,
     Model,
+    PromptTokens,
+    Scores,
     Started,
+    TokenCount,
     TokenLogprobs,
     TopLogprob,
     Usage,
@@ -30,13 +34,17 @@ _STATES = {
 }
 
 
-def event_from(message: inference_pb2.GenerateResponse) -> Started | Delta | ChoiceFinished | Usage | None:
+def event_from(
+    message: inference_pb2.GenerateResponse,
+) -> Started | PromptTokens | Delta | ChoiceFinished | Usage | None:
     """Return the event of a stream; None for one that this version of the client does not know."""
     match message.WhichOneof("event"):
         case "started":
             return _started(message.started)
         case "delta":
             return _delta(message.delta)
+        case "prompt":
+            return _prompt(message.prompt)
         case "choice_finished":
             return _finished(message.choice_finished)
         case "usage":
@@ -50,7 +58,22 @@ def completion_from(message: inference_pb2.GenerateOnceResponse) -> Completion:
         Choice(each.index, each.text, tuple(each.token_ids), _logprobs(each.logprobs), _finished(each.finished))
         for each in message.choices
     )
-    return Completion(_started(message.started), choices, _usage(message.usage))
+    prompt = _prompt(message.prompt) if message.HasField("prompt") else None
+    return Completion(_started(message.started), choices, _usage(message.usage), prompt)
+
+
+def scores_from(message: inference_pb2.ScoreResponse) -> Scores:
+    """Return the scores."""
+    scores = tuple(
+        ContinuationScore(each.logprob, tuple(each.token_ids), tuple(each.logprobs), each.is_greedy)
+        for each in message.scores
+    )
+    return Scores(scores, _usage(message.usage))
+
+
+def token_count_from(message: inference_pb2.CountTokensResponse) -> TokenCount:
+    """Return the size of an input."""
+    return TokenCount(message.tokens, message.max_model_len)
 
 
 def model_from(message: model_pb2.Model) -> Model:
@@ -142,7 +165,18 @@ def _finished(message: inference_pb2.ChoiceFinished) -> ChoiceFinished:
         reason=_REASONS.get(message.reason, FinishReason.UNKNOWN),
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         completion_tokens=message.completion_tokens,
+        stop_string=message.stop_string if message.HasField("stop_string") else None,
     )
+
+
+def _prompt(message: inference_pb2.Prompt) -> PromptTokens:
+    logprobs = tuple(
+        TokenLogprobs(each.logprob, tuple(TopLogprob(top.token_id, top.logprob) for top in each.top))
+        if each.HasField("logprob")
+        else None
+        for each in message.logprobs
+    )
+    return PromptTokens(message.text, tuple(message.token_ids), logprobs)
 
 
 def _usage(message: inference_pb2.Usage) -> Usage:

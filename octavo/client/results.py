@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from octavo.client.types import ChoiceFinished, Delta, Started, Usage
+from octavo.client.types import ChoiceFinished, Delta, PromptTokens, Started, Usage
 
 _T = TypeVar("_T")
 
@@ -16,11 +16,25 @@ class StreamResults:
         self._started: Started | None = None
         self._choices: dict[int, ChoiceFinished] = {}
         self._usage: Usage | None = None
+        self._prompts: list[PromptTokens] = []
 
     @property
     def started(self) -> Started:
         """What was made of the request; known with the first delta. Raises RuntimeError before that."""
         return _known(self._started, "started", "it comes with the first delta")
+
+    @property
+    def prompt(self) -> PromptTokens | None:
+        """The prompt's tokens where echo or prompt_logprobs was given; all of them are known with the first delta."""
+        parts = self._prompts
+        if len(parts) > 1:
+            whole = PromptTokens(
+                "".join(part.text for part in parts),
+                tuple(token_id for part in parts for token_id in part.token_ids),
+                tuple(logprobs for part in parts for logprobs in part.logprobs),
+            )
+            self._prompts = parts = [whole]
+        return parts[0] if parts else None
 
     @property
     def choices(self) -> tuple[ChoiceFinished, ...]:
@@ -32,13 +46,15 @@ class StreamResults:
         """Token counts of the whole request; known after the loop. Raises RuntimeError before its end."""
         return _known(self._usage, "usage", "it comes with the end of the loop")
 
-    def _take(self, event: Started | Delta | ChoiceFinished | Usage | None) -> Delta | None:
+    def _take(self, event: Started | PromptTokens | Delta | ChoiceFinished | Usage | None) -> Delta | None:
         """Keep an event; return it where it is for the loop."""
         match event:
             case Delta():
                 return event
             case Started():
                 self._started = event
+            case PromptTokens():
+                self._prompts = [*self._prompts, event]
             case ChoiceFinished():
                 self._choices[event.choice] = event
             case Usage():

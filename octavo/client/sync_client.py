@@ -10,6 +10,7 @@ from octavo.client import request_convert, response_convert
 from octavo.client.admin_types import Load, RequestInfo
 from octavo.client.client_rpcs import (
     CANCEL_REQUEST,
+    COUNT_TOKENS,
     DETOKENIZE,
     GENERATE,
     GENERATE_ONCE,
@@ -17,19 +18,20 @@ from octavo.client.client_rpcs import (
     GET_MODEL,
     LIST_MODELS,
     LIST_REQUESTS,
+    SCORE,
     TOKENIZE,
 )
-from octavo.client.discovery import ADMIN, GATEWAY, Api
+from octavo.client.discovery import ADMIN, GATEWAY, Api, given_api_key
 from octavo.client.sync_connection import SyncConnection
 from octavo.client.sync_stream import GenerateStream
-from octavo.client.types import Completion, GenerateOptions, Messages, Model, Prompt
+from octavo.client.types import Completion, GenerateOptions, Messages, Model, Prompt, Scores, TokenCount
 
 
 class _SyncClient:
     """What both clients are: an owner of one connection."""
 
-    def __init__(self, api: Api, address: str | None) -> None:
-        self._connection = SyncConnection(api, address)
+    def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
+        self._connection = SyncConnection(api, address, api_key)
 
     @property
     def address(self) -> str | None:
@@ -57,7 +59,8 @@ class Client(_SyncClient):
                 print(delta.text, end="")
 
     `address` is host:port. None: OCTAVO_ADDRESS, else the first gateway that answers on 127.0.0.1, at 50051 or in the
-    range that docker-compose.yml publishes; it is looked for on first use.
+    range that docker-compose.yml publishes; it is looked for on first use. `api_key` is for a gateway that wants one;
+    None: OCTAVO_API_KEY, where it is set.
 
     One client serves any number of threads over one connection. Make it after a fork, not before: a connection does
     not survive one (multiprocessing: use the start methods spawn or forkserver, or make a client in each process).
@@ -67,8 +70,8 @@ class Client(_SyncClient):
     take them at the moment (UNAVAILABLE), up to five times within about 1.5 s, and never once output may exist.
     """
 
-    def __init__(self, address: str | None = None) -> None:
-        super().__init__(GATEWAY, address)
+    def __init__(self, address: str | None = None, *, api_key: str | None = None) -> None:
+        super().__init__(GATEWAY, address, api_key if api_key is not None else given_api_key())
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -90,6 +93,26 @@ class Client(_SyncClient):
         """Return all that the model writes after `prompt`, once it is complete."""
         request = request_convert.generate_once_request(prompt, options)
         return response_convert.completion_from(self._connection.unary(GENERATE_ONCE, request, timeout))
+
+    def score(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        model: str | None = None,
+        request_id: str | None = None,
+        timeout: float | None = None,
+    ) -> Scores:
+        """Return how likely each continuation of `prompt` is, text or token ids; 1 to 128. Nothing is generated."""
+        request = request_convert.score_request(prompt, continuations, model, request_id)
+        return response_convert.scores_from(self._connection.unary(SCORE, request, timeout))
+
+    def count_tokens(
+        self, prompt: str | Messages, *, model: str | None = None, timeout: float | None = None
+    ) -> TokenCount:
+        """Return how many tokens an input has, and how many input and output may have together."""
+        request = request_convert.count_tokens_request(prompt, model)
+        return response_convert.token_count_from(self._connection.unary(COUNT_TOKENS, request, timeout))
 
     def tokenize(
         self,

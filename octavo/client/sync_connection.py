@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
-from octavo.client.discovery import Api, checked_address, find_blocking
+from octavo.client.discovery import Api, checked_address, find_blocking, key_metadata
 from octavo.client.errors import CallInfo, cancelled, error_from
 from octavo.rpc.channel import open_sync_channel
 
@@ -20,8 +20,12 @@ from octavo.rpc.channel import open_sync_channel
 class SyncConnection:
     """Finds its peer and connects on first use. Every method may be called from any thread."""
 
-    def __init__(self, api: Api, address: str | None) -> None:
-        """`address`: host:port; None: found on first use. Raises InvalidArgumentError."""
+    def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
+        """`address`: host:port; None: found on first use. `api_key` goes with each call.
+
+        Raises InvalidArgumentError.
+        """
+        self._metadata = key_metadata(api_key)
         self._api = api
         self._address = None if address is None else checked_address(address)
         self._lock = threading.Lock()
@@ -45,7 +49,7 @@ class SyncConnection:
         seconds = grpc_timeout(timeout)
         with self._lock:
             method = self._open_channel().unary_unary(rpc.path, *_codecs(rpc))
-            call = method.future(request, timeout=seconds)
+            call = method.future(request, timeout=seconds, metadata=self._metadata)
         try:
             answer: ResponseT = call.result()
             return answer
@@ -61,7 +65,9 @@ class SyncConnection:
         """Ask and return grpc's call, an iterator of answers. Raises ServiceError where nobody can be found."""
         seconds = grpc_timeout(timeout)
         with self._lock:
-            return self._open_channel().unary_stream(rpc.path, *_codecs(rpc))(request, timeout=seconds)
+            return self._open_channel().unary_stream(rpc.path, *_codecs(rpc))(
+                request, timeout=seconds, metadata=self._metadata
+            )
 
     def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""

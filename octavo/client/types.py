@@ -44,22 +44,44 @@ class GenerateOptions(TypedDict, total=False):
     """Subtract from the logit of every token in the output, in [-2, 2]."""
     frequency_penalty: float | None
     """Subtract per occurrence in the output, in [-2, 2]."""
+    typical_p: float | None
+    """Keep the smallest set of tokens closest to the entropy with this much probability, in (0, 1]."""
+    logit_bias: Mapping[int, float] | None
+    """By token id, what is added to its logit, -100 to 100; -100 forbids the token. At most 1024."""
+    bad_words: Sequence[str] | None
+    """Texts that the output may not contain, at most 64."""
     max_tokens: int | None
-    """Most tokens of each choice, at least 1. Default: what is left of the model's context."""
+    """Most tokens of each choice; 0 generates nothing. Default: what is left of the model's context."""
     min_tokens: int | None
     """Fewest tokens before an end or stop token may come."""
     stop_token_ids: Sequence[int] | None
     """Further token ids that stop, at most 64."""
     ignore_eos: bool | None
     """True: end-of-sequence tokens do not stop."""
+    stop: Sequence[str] | None
+    """Texts that stop, at most 16: the output ends where the first of them begins."""
+    include_stop: bool | None
+    """True: what stopped a choice is part of its text."""
     top_logprobs: int | None
     """Report log-probabilities, and those of this many alternatives, 0 to 20."""
+    prompt_logprobs: int | None
+    """Report those of the prompt's tokens, likewise."""
+    echo: bool | None
+    """True: report the prompt's tokens and text."""
+    skip_special_tokens: bool | None
+    """False: special tokens are written out as text."""
     n: int | None
     """Number of choices, 1 to 128."""
+    best_of: int | None
+    """Generate this many and return the n likeliest; more than n with `complete` alone."""
     seed: int | None
     """Seed of the sampling noise, an unsigned 64-bit number. Default: drawn by the gateway, told in Started."""
+    truncate_prompt_tokens: int | None
+    """Keep this many last tokens of the prompt, where it has more."""
     request_id: str | None
     """A label of the caller's own for logs, at most 128 characters."""
+    continue_final_message: bool | None
+    """True, for a conversation: its last message, the assistant's, is continued instead of a new one begun."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +116,17 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class PromptTokens:
+    """The tokens of a prompt, where they were asked for."""
+
+    text: str
+    """Their text where echo was given, else empty."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...]
+    """One per token where prompt_logprobs was given, else empty. None for the first, of which nothing is known."""
+
+
+@dataclass(frozen=True)
 class Delta:
     """New tokens of one choice. The texts of a choice, joined, are its output; each ends at a whole character."""
 
@@ -110,7 +143,7 @@ class FinishReason(StrEnum):
     """Why a choice ended."""
 
     STOP = "stop"
-    """An end-of-sequence or stop token."""
+    """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
     """max_tokens, or the end of the model's context."""
     UNKNOWN = "unknown"
@@ -126,6 +159,8 @@ class ChoiceFinished:
     stop_token_id: int | None
     """The token that stopped it; the last of its tokens and not part of the text. None: no token did."""
     completion_tokens: int
+    stop_string: str | None = None
+    """The stop string that stopped it. None: none did."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +190,8 @@ class Completion:
     started: Started
     choices: tuple[Choice, ...]
     usage: Usage
+    prompt: PromptTokens | None = None
+    """The prompt's tokens, where echo or prompt_logprobs was given."""
 
     @property
     def text(self) -> str:
@@ -162,6 +199,36 @@ class Completion:
         if len(self.choices) != 1:
             raise ValueError(f"there are {len(self.choices)} choices, each with a text: see .choices")
         return self.choices[0].text
+
+
+@dataclass(frozen=True)
+class ContinuationScore:
+    """How likely one continuation is."""
+
+    logprob: float
+    """Natural logarithm of the probability of the whole."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of each token, given those before it; they add up to `logprob`."""
+    is_greedy: bool
+    """Whether each token is the likeliest at its place."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of continuations, in their order."""
+
+    scores: tuple[ContinuationScore, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """The size of an input."""
+
+    tokens: int
+    max_model_len: int
+    """Longest input plus output that the model takes now, in tokens; 0 until an executor is ready."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from octavo.rpc.settings import Settings, fields_of
 from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings
 
 # Decided by the plan: which model, who listens where, who talks to whom.
-_PLANNED = frozenset({"model", "bind", "port", "admin_port", "metrics_port", "scheduler", "executors"})
+_PLANNED = frozenset({"model", "bind", "port", "http_port", "admin_port", "metrics_port", "scheduler", "executors"})
 
 
 def add_cell_flags(parser: argparse.ArgumentParser) -> None:

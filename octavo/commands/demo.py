@@ -39,7 +39,14 @@ def run(args: argparse.Namespace) -> int:
     model = ensure_prepared(args.model)
     extra = given_settings(args)
     options = PlanOptions(
-        args.executors, gateway_port=0, scheduler_port=0, executor_port=0, admin_port=0, metrics_port=0, extra=extra
+        args.executors,
+        gateway_port=0,
+        scheduler_port=0,
+        executor_port=0,
+        http_port=0,
+        admin_port=0,
+        metrics_port=0,
+        extra=extra,
     )
     plan = plan_cell(model, options)
     logs = new_log_folder(octavo_home())

@@ -6,7 +6,14 @@ import argparse
 import asyncio
 
 from octavo.commands.cell_flags import add_cell_flags, count, given_settings
-from octavo.settings import ADMIN_PORT, EXECUTOR_PORT, GATEWAY_METRICS_PORT, GATEWAY_PORT, SCHEDULER_PORT
+from octavo.settings import (
+    ADMIN_PORT,
+    EXECUTOR_PORT,
+    GATEWAY_METRICS_PORT,
+    GATEWAY_PORT,
+    HTTP_PORT,
+    SCHEDULER_PORT,
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,6 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("gateway", GATEWAY_PORT, ""),
         ("scheduler", SCHEDULER_PORT, ""),
         ("executor", EXECUTOR_PORT, "; further executors take the ports after it that the cell leaves free"),
+        ("http", HTTP_PORT, "; the OpenAI-compatible API"),
         ("admin", ADMIN_PORT, "; the operator's API"),
         ("metrics", GATEWAY_METRICS_PORT, "; the gateway's page, scheduler and executors take the ports after it"),
     ):
@@ -57,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         gateway_port=args.gateway_port,
         scheduler_port=args.scheduler_port,
         executor_port=args.executor_port,
+        http_port=args.http_port,
         admin_port=args.admin_port,
         metrics_port=args.metrics_port,
         bind=args.bind,

@@ -34,14 +34,22 @@ def python_program(address: str) -> str:
     )
 
 
+def curl_command(address: str) -> str:
+    """Return a command for curl that streams a chat from the OpenAI-compatible API."""
+    chat = {"messages": [{"role": "user", "content": _QUESTION}], "temperature": 0, "stream": True}
+    return f"curl -N http://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(chat)}'"
+
+
 def ready_message(model: str, plan: CellPlan) -> str:
     """Return what `octavo up` prints once everything serves."""
     address = plan.gateway_address
     lines = [f"{model} is served at {address} (gRPC, plaintext). Ctrl-C stops it."]
+    lines += [f"OpenAI-compatible API at http://{plan.http_address}/v1, docs at http://{plan.http_address}/docs;"]
     lines += [f"operator's API at {plan.admin_address}; metrics:"]
     lines += [f"  {service.name:12} http://{service.metrics_address}/metrics" for service in plan.services]
     lines += ["", "# talk to it", f"octavo chat --address {address}", ""]
     for purpose, command in grpcurl_commands(address).items():
         lines += [f"# {purpose}", command, ""]
+    lines += ["# the same over HTTP, as every OpenAI client does", curl_command(plan.http_address), ""]
     lines += ["# the same chat from Python, in this environment; docs/clients.md has other languages"]
     return "\n".join(lines) + "\n" + python_program(address)

@@ -40,11 +40,12 @@ class ServicePlan:
 class CellPlan:
     """The processes of a cell, in the order in which they stop. The first is the gateway.
 
-    `admin_address` is the host:port of the operator's API.
+    `admin_address` is the host:port of the operator's API, `http_address` that of the OpenAI-compatible one.
     """
 
     services: tuple[ServicePlan, ...]
     admin_address: str
+    http_address: str
 
     @property
     def gateway_address(self) -> str:
@@ -66,6 +67,7 @@ class PlanOptions:
     scheduler_port: int | None = None
     executor_port: int | None = None
     admin_port: int | None = None
+    http_port: int | None = None
     metrics_port: int | None = None
     bind: str | None = None
     extra: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -92,6 +94,7 @@ def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, 
     with _Claims() as claims:
         gateway_port = claims.claim(gateway.bind, _first(options.gateway_port, gateway.port), "--gateway-port")
         admin_port = claims.claim(gateway.bind, _first(options.admin_port, gateway.admin_port), "--admin-port")
+        http_port = claims.claim(gateway.bind, _first(options.http_port, gateway.http_port), "--http-port")
         scheduler_port = claims.claim(_LOOPBACK, _first(options.scheduler_port, scheduler.port), "--scheduler-port")
         executor_ports = claims.claim_from(
             _LOOPBACK, _first(options.executor_port, executor.port), options.num_executors, "--executor-port"
@@ -109,7 +112,7 @@ def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, 
         ]
     executors = [f"{_LOOPBACK}:{port}" for port in executor_ports]
     scheduler_address = f"{_LOOPBACK}:{scheduler_port}"
-    gateway_flags += ["--scheduler", scheduler_address, "--admin-port", str(admin_port)]
+    gateway_flags += ["--scheduler", scheduler_address, "--admin-port", str(admin_port), "--http-port", str(http_port)]
     scheduler_flags += ["--executors", ",".join(executors)]
     outside = _reachable(gateway.bind)
     return CellPlan(
@@ -122,6 +125,7 @@ def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, 
             ),
         ),
         admin_address=f"{outside}:{admin_port}",
+        http_address=f"{outside}:{http_port}",
     )
 
 

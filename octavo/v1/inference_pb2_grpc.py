@@ -48,6 +48,11 @@ class InferenceServiceStub(object):
                 request_serializer=octavo_dot_v1_dot_inference__pb2.GenerateOnceRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateOnceResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/octavo.v1.InferenceService/Score',
+                request_serializer=octavo_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/octavo.v1.InferenceService/Tokenize',
                 request_serializer=octavo_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -57,6 +62,11 @@ class InferenceServiceStub(object):
                 '/octavo.v1.InferenceService/Detokenize',
                 request_serializer=octavo_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.CountTokens = channel.unary_unary(
+                '/octavo.v1.InferenceService/CountTokens',
+                request_serializer=octavo_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.CountTokensResponse.FromString,
                 _registered_method=True)
 
 
@@ -68,7 +78,8 @@ class InferenceServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Generate streams what the model writes: Started, then Deltas and one ChoiceFinished per choice, then Usage, then OK.
+        """Generate streams what the model writes: Started, then Prompts where asked for, then Deltas and one ChoiceFinished per
+        choice, then Usage, then OK.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,6 +87,13 @@ class InferenceServiceServicer(object):
 
     def GenerateOnce(self, request, context):
         """GenerateOnce answers with the whole output at once. Cancelling the call cancels the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Score tells how likely given continuations of one input are. Nothing is generated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +113,13 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountTokens(self, request, context):
+        """CountTokens counts the tokens of an input as Generate would, and says what room they leave.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +133,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateOnceRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_inference__pb2.GenerateOnceResponse.SerializeToString,
             ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=octavo_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
@@ -117,6 +147,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=octavo_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'CountTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTokens,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.CountTokensRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.CountTokensResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -188,6 +223,33 @@ class InferenceService(object):
             _registered_method=True)
 
     @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.InferenceService/Score',
+            octavo_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Tokenize(request,
             target,
             options=(),
@@ -231,6 +293,33 @@ class InferenceService(object):
             '/octavo.v1.InferenceService/Detokenize',
             octavo_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             octavo_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.InferenceService/CountTokens',
+            octavo_dot_v1_dot_inference__pb2.CountTokensRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.CountTokensResponse.FromString,
             options,
             channel_credentials,
             insecure,

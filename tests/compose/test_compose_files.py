@@ -20,7 +20,7 @@ SERVICES: dict[str, type[Settings]] = {
     "scheduler": SchedulerSettings,
     "executor": ExecutorSettings,
 }
-FIXED = {"bind", "port", "admin_port", "metrics_port", "cell", "check_invariants"}
+FIXED = {"bind", "port", "http_port", "admin_port", "metrics_port", "cell", "check_invariants"}
 """Settings that a stack has no choice in: a container has its ports to itself, and a project is a cell."""
 DOCKERFILES = sorted((ROOT / "deploy").glob("*.Dockerfile"))
 VERSIONS = ("v1", "v2")

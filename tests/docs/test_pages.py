@@ -12,7 +12,7 @@ from pages import ROOT, Block, Reader, blocks, check_output, pages
 
 from octavo.home import octavo_home
 
-PORTS = (50051, 50052, 50053, 50054, 9101, 9102, 9103)
+PORTS = (8000, 50051, 50052, 50053, 50054, 9101, 9102, 9103)
 """The pages use the default ports, since readers do."""
 ELSEWHERE = {
     "docker": "run against a container engine by tests/compose",

@@ -18,7 +18,7 @@ from octavo.local.hints import python_program
 from octavo.models.prepared import PreparedModel
 
 TIMEOUT = 100.0
-PORTS = ("gateway", "scheduler", "executor", "admin", "metrics")
+PORTS = ("gateway", "scheduler", "executor", "http", "admin", "metrics")
 FREE_PORTS = [text for name in PORTS for text in (f"--{name}-port", "0")]
 STAGES = (
     *(("executor-0", stage) for stage in ("imports", "weights", "warm-up", "listening")),

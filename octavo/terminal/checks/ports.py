@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from octavo.client.discovery import ADMIN, GATEWAY, Api, Endpoint, find_all, local_addresses, probe
 from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings
@@ -22,15 +23,23 @@ EXECUTOR = Api("an executor", "octavo.internal.executor.v1.ExecutorService", "",
 _APIS = (GATEWAY, ADMIN, SCHEDULER, EXECUTOR)
 
 
+class Page(Enum):
+    """What an HTTP port of ours serves: a path that needs no key, and what is found there and nowhere else."""
+
+    METRICS = ("a metrics page of Octavo", "/metrics", b"\n# HELP octavo_")
+    OPENAI = ("the OpenAI-compatible API of Octavo", "/openapi.json", b'"title":"Octavo"')
+
+
 @dataclass(frozen=True)
 class PortUse:
-    """A port that a service of the cell listens on. `api` None: a metrics page. `flag`: of `octavo up`."""
+    """A port that a service of the cell listens on. `api` None: one of HTTP, see `page`. `flag`: of `octavo up`."""
 
     subject: str
     host: str
     port: int
     flag: str
     api: Api | None = None
+    page: Page = Page.METRICS
 
     @property
     def address(self) -> str:
@@ -46,6 +55,7 @@ def ports_of(environ: Mapping[str, str]) -> list[PortUse]:
     uses = [
         PortUse("gateway", outside, gateway.port, "--gateway-port", GATEWAY),
         PortUse("admin", outside, gateway.admin_port, "--admin-port", ADMIN),
+        PortUse("http", outside, gateway.http_port, "--http-port", page=Page.OPENAI),
         PortUse("scheduler", inside, scheduler.port, "--scheduler-port", SCHEDULER),
         PortUse("executor", inside, executor.port, "--executor-port", EXECUTOR),
         PortUse("gateway metrics", outside, gateway.metrics_port, "--metrics-port"),
@@ -79,8 +89,10 @@ async def _check_port(use: PortUse) -> Finding:
     if not await asyncio.to_thread(is_listening, use.host, use.port):
         return Finding(_PORTS, subject, Level.OK, "free")
     if use.api is None:
-        if await asyncio.to_thread(_is_metrics_page, use.address):
-            return Finding(_PORTS, subject, Level.OK, f"a metrics page of Octavo: http://{use.address}/metrics")
+        name, path, mark = use.page.value
+        url = f"http://{use.address}{path}"
+        if await asyncio.to_thread(_has_mark, url, mark):
+            return Finding(_PORTS, subject, Level.OK, f"{name}: {url}")
     else:
         answers = await asyncio.gather(*(probe(api, use.address, _TIMEOUT) for api in _APIS))
         for api, endpoint in zip(_APIS, answers, strict=True):
@@ -114,12 +126,12 @@ async def _describe(api: Api, endpoint: Endpoint) -> Finding:
     return Finding(_SERVICES, subject, Level.NOTE, f"does not serve yet: {told}", advice)
 
 
-def _is_metrics_page(address: str) -> bool:
+def _has_mark(url: str, mark: bytes) -> bool:
     # Straight to the address: what a proxy says of it is not the question.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://{address}/metrics", timeout=_TIMEOUT) as page:
-            return b"\noctavo_" in b"\n" + page.read().replace(b"# HELP ", b"")
+        with opener.open(url, timeout=_TIMEOUT) as page:
+            return mark in b"\n" + page.read()
     except (OSError, ValueError, urllib.error.URLError):
         return False
 

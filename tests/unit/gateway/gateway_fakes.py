@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,15 +13,14 @@ import grpc.aio
 from gateway_page import check_requests_balance
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from metrics_page import Page, scrape
+from scripted_requests import Running, Script, write_again
 
 from gateway.scheduler_client import Backoff
 from gateway.server import GatewayServer
-from octavo.internal.executor.v1 import sequence_pb2
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
-from octavo.rpc.logprobs import pack_floats, pack_ids
 from octavo.rpc.server import RpcServer
 from octavo.settings import GatewaySettings
 from octavo.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc, model_pb2_grpc
@@ -29,24 +28,6 @@ from octavo.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc, model_p
 TIMEOUT = 10.0
 MAX_MODEL_LEN = 1024
 QUICK = Backoff(initial=0.01, maximum=0.05)
-
-Script = Callable[[scheduler_pb2.Submit, int], Sequence[int]]
-"""The whole output of a choice, its stop token included: a pure function of the record, like a model's."""
-
-
-def write_again(submit: scheduler_pb2.Submit, choice: int) -> list[int]:
-    """Write the prompt again, less its first `choice` tokens, and stop."""
-    return [*submit.prompt_token_ids[choice:], submit.stopping.stop_token_ids[0]]
-
-
-@dataclass
-class Running:
-    """A request as the scheduler knows it: what it will write, and how much of that it has sent."""
-
-    submit: scheduler_pb2.Submit
-    outputs: list[list[int]]
-    num_sent: list[int]
-    ended: list[bool]
 
 
 @dataclass
@@ -62,6 +43,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     pools: list[scheduler_pb2.ModelPool] = field(default_factory=list)
     accepts: bool = True
     begins_with_welcome: bool = True
+    prompt_tokens_a_step: int = 100
     port: int = 0
     answers_admin: bool = True
     listed: list[scheduler_pb2.LiveRequest] = field(default_factory=list)
@@ -145,14 +127,21 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def step(self, count: int = 1) -> None:
         """Send the next token of every unended choice, `count` times, and Finished where all have ended."""
         for _ in range(count):
-            outputs = [output for request in list(self.running.values()) for output in self._next_outputs(request)]
+            outputs = [
+                output
+                for request in list(self.running.values())
+                for output in request.next_outputs(self.prompt_tokens_a_step)
+            ]
             if outputs:
                 self.send_outputs(*outputs)
-            for counter, request in list(self.running.items()):
-                if all(request.ended):
-                    del self.running[counter]
-                    self.sequence += 1
-                    self.send(finished=scheduler_pb2.Finished(sequence=self.sequence, request=counter))
+            self._finish()
+
+    def _finish(self) -> None:
+        for counter, request in list(self.running.items()):
+            if all(request.ended):
+                del self.running[counter]
+                self.sequence += 1
+                self.send(finished=scheduler_pb2.Finished(sequence=self.sequence, request=counter))
 
     async def ListRequests(self, request: Any, context: Any) -> scheduler_pb2.ListRequestsResponse:  # noqa: N802
         """List `listed`; a page's token is the index that it begins with."""
@@ -212,7 +201,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 case "submit":
                     self._submit(frame.submit)
                 case "cancel":
-                    self.running.pop(frame.cancel.request, None)
+                    self._cancel(frame.cancel)
                 case "ack":
                     self.acknowledged = frame.ack.sequence
             self._changed.set()
@@ -230,51 +219,29 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _submit(self, submit: scheduler_pb2.Submit) -> None:
         if submit.request in self.running or not self.accepts:
             return
-        outputs = [list(self.script(submit, choice)) for choice in range(len(submit.choices))]
-        sent = [len(choice.token_ids) for choice in submit.choices]
-        for choice, output in zip(submit.choices, outputs, strict=True):
-            assert list(choice.token_ids) == output[: len(choice.token_ids)], "committed tokens are not what was sent"
-        ended = [choice.HasField("end") for choice in submit.choices]
-        self.running[submit.request] = Running(submit, outputs, sent, ended)
+        self.running[submit.request] = Running.begin(submit, self.script)
         self.send(accepted=scheduler_pb2.Accepted(request=submit.request))
+
+    def _cancel(self, cancel: scheduler_pb2.Cancel) -> None:
+        request = self.running.get(cancel.request)
+        if request is None:
+            return
+        if not cancel.HasField("choice"):
+            del self.running[cancel.request]
+            return
+        request.ended[cancel.choice] = True
+        end = scheduler_pb2.ChoiceEnd(reason=scheduler_pb2.FINISH_REASON_STOP)
+        self.send_outputs(
+            scheduler_pb2.ChoiceOutput(
+                request=cancel.request, choice=cancel.choice, first_token_index=cancel.kept_tokens, end=end
+            )
+        )
+        self._finish()
 
     async def _step_alone(self) -> None:
         while True:
             self.step()
             await asyncio.sleep(0 if self.running else 0.001)
-
-    def _next_outputs(self, request: Running) -> list[scheduler_pb2.ChoiceOutput]:
-        stopping = request.submit.stopping
-        outputs: list[scheduler_pb2.ChoiceOutput] = []
-        for choice, tokens in enumerate(request.outputs):
-            if request.ended[choice]:
-                continue
-            index = request.num_sent[choice]
-            token_id = tokens[index]
-            output = scheduler_pb2.ChoiceOutput(
-                request=request.submit.request, choice=choice, first_token_index=index, token_ids=[token_id]
-            )
-            if token_id in stopping.stop_token_ids:
-                output.end.reason = scheduler_pb2.FINISH_REASON_STOP
-                output.end.stop_token_id = token_id
-            elif index + 1 == min(stopping.max_tokens, len(tokens)):
-                output.end.reason = scheduler_pb2.FINISH_REASON_LENGTH
-            if request.submit.sampling.HasField("top_logprobs"):
-                output.logprobs.CopyFrom(logprob_columns(token_id, request.submit.sampling.top_logprobs))
-            request.num_sent[choice] += 1
-            request.ended[choice] = output.HasField("end")
-            outputs.append(output)
-        return outputs
-
-
-def logprob_columns(token_id: int, num_top: int) -> sequence_pb2.TokenLogprobColumns:
-    """Return logprobs that tell of what token they are: -token_id / 8 for it, then token_id + k at -(k + 1) / 4."""
-    return sequence_pb2.TokenLogprobColumns(
-        num_top=num_top,
-        sampled=pack_floats([-token_id / 8]),
-        top_token_ids=pack_ids([token_id + each for each in range(num_top)]),
-        top_logprobs=pack_floats([-(each + 1) / 4 for each in range(num_top)]),
-    )
 
 
 def pool_of(
@@ -333,15 +300,29 @@ class Stack:
 
 @asynccontextmanager
 async def running_stack(
-    prepared: PreparedModel, scheduler: FakeScheduler | None = None, *, max_model_len: int = MAX_MODEL_LEN
+    prepared: PreparedModel,
+    scheduler: FakeScheduler | None = None,
+    *,
+    max_model_len: int = MAX_MODEL_LEN,
+    **settings_fields: Any,
 ) -> AsyncIterator[Stack]:
-    """Run a scheduler and a gateway that serves `prepared`; after it no task is left of either."""
+    """Run a scheduler and a gateway that serves `prepared`; after it no task is left of either.
+
+    `settings_fields`: further settings of the gateway.
+    """
     before = asyncio.all_tasks()
     scheduler = scheduler or FakeScheduler()
     scheduler.pools = scheduler.pools or [pool_of(prepared, max_model_len=max_model_len)]
     await scheduler.start()
     settings = GatewaySettings(
-        model=prepared.name, scheduler=scheduler.address, port=0, admin_port=0, metrics_port=0, check_invariants=True
+        model=prepared.name,
+        scheduler=scheduler.address,
+        port=0,
+        http_port=0,
+        admin_port=0,
+        metrics_port=0,
+        check_invariants=True,
+        **settings_fields,
     )
     gateway = GatewayServer(settings, [prepared], QUICK)
     try:

@@ -43,6 +43,7 @@ class Bench:
             label="",
             model=model,
             model_revision="r",
+            tenant="default",
             prompt_token_ids=[1, 2, 3],
             sampling=SamplingParams(1.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, seed=7, top_logprobs=None),
             stopping=StoppingParams(1000, 0, (1,)),

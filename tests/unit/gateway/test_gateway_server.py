@@ -70,7 +70,9 @@ async def test_health_follows_the_cell(prepared: PreparedModel) -> None:
 @pytest.mark.asyncio
 async def test_before_any_scheduler(prepared: PreparedModel) -> None:
     """A gateway without a scheduler starts, answers what it can by itself, and does not say that it serves."""
-    settings = GatewaySettings(model=prepared.name, scheduler="127.0.0.1:1", port=0, admin_port=0, metrics_port=0)
+    settings = GatewaySettings(
+        model=prepared.name, scheduler="127.0.0.1:1", port=0, http_port=0, admin_port=0, metrics_port=0
+    )
     gateway = GatewayServer(settings, [prepared], Backoff(0.01, 0.02))
     await gateway.start()
     async with open_channel(f"127.0.0.1:{gateway.port}") as channel:
@@ -206,12 +208,12 @@ async def test_operators_see_a_gateway_that_stops(prepared: PreparedModel, monke
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("field", ["port", "admin_port", "metrics_port"])
+@pytest.mark.parametrize("field", ["port", "http_port", "admin_port", "metrics_port"])
 async def test_taken_port(prepared: PreparedModel, field: str) -> None:
-    """A port that another has is said by the name of its flag, and the gateway leaves the other two as they were."""
+    """A port that another has is said by the name of its flag, and the gateway leaves the others as they were."""
     with contextlib.ExitStack() as held:
         ports = {}
-        for name in ("port", "admin_port", "metrics_port"):
+        for name in ("port", "http_port", "admin_port", "metrics_port"):
             listener = held.enter_context(socket.socket())
             listener.bind(("127.0.0.1", 0))
             ports[name] = listener.getsockname()[1]
@@ -272,7 +274,7 @@ async def gateway_process(model: Path | str, scheduler: str, *flags: str) -> Asy
     """Run the gateway as a process; kill it if it is still there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OCTAVO_")}
     command = [sys.executable, "-m", "gateway", "--model", str(model), "--scheduler", scheduler]
-    command += ["--port", "0", "--admin-port", "0", "--metrics-port", "0", *flags]
+    command += ["--port", "0", "--http-port", "0", "--admin-port", "0", "--metrics-port", "0", *flags]
     process = await asyncio.create_subprocess_exec(
         *command,
         stderr=asyncio.subprocess.PIPE,
@@ -342,6 +344,8 @@ async def test_sigterm_with_ten_streams(make_prepared: MakePrepared) -> None:
     [
         (("--model", "no-such-model"), "no model 'no-such-model'"),
         (("--bind", "256.0.0.1"), "cannot listen on 256.0.0.1"),
+        (("--api-keys", "no-such-file"), "--api-keys: no-such-file cannot be read"),
+        (("--chat-template", "no-such-file"), "--chat-template: no-such-file cannot be read"),
     ],
 )
 async def test_start_that_cannot_work(make_prepared: MakePrepared, flags: tuple[str, ...], words: str) -> None:

@@ -96,7 +96,7 @@ async def test_scheduler_gets_the_full_record(make_prepared: MakePrepared) -> No
         assert (stopping.max_tokens, stopping.min_tokens) == (MAX_MODEL_LEN - 1, 0)
         assert list(stopping.stop_token_ids) == [EOS_ID, END_OF_TURN_ID]
         assert (submit.model, submit.model_revision) == (prepared.name, prepared.revision)
-        assert (submit.label, submit.traceparent, submit.tenant) == ("mine", "00-1-2-01", "")
+        assert (submit.label, submit.traceparent, submit.tenant) == ("mine", "00-1-2-01", "default")
         assert 50 < submit.remaining_deadline.seconds <= 60
         assert submit.age.ToMilliseconds() < 10_000
         assert [len(choice.token_ids) for choice in submit.choices] == [0]

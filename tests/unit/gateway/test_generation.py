@@ -16,7 +16,7 @@ from prepared_samples import MakePrepared
 
 from gateway.cell import Cell, Pool
 from gateway.choice_reader import MAX_DELTA_TOKENS
-from gateway.generation import Generator
+from gateway.generator import Generator
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayMetrics
@@ -47,6 +47,7 @@ class RecordingScheduler:
 
     submitted: list[LiveRequest] = field(default_factory=list)
     cancelled: list[tuple[int, CancelReason]] = field(default_factory=list)
+    stopped: list[tuple[int, int, int]] = field(default_factory=list)
 
     def submit(self, request: LiveRequest) -> None:
         """Note a request."""
@@ -55,6 +56,10 @@ class RecordingScheduler:
     def cancel(self, request: LiveRequest, reason: CancelReason) -> None:
         """Note a cancel."""
         self.cancelled.append((request.counter, reason))
+
+    def stop_choice(self, request: LiveRequest, choice: int) -> None:
+        """Note the end of a choice by its text."""
+        self.stopped.append((request.counter, choice, len(request.choices[choice].token_ids)))
 
 
 class Bench:

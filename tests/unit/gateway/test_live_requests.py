@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.ending import CANCELLED
-from gateway.live_request import ChoiceRecord, LiveRequest, RecordError
+from gateway.live_request import ChoiceRecord, LiveRequest
 from gateway.live_requests import LiveRequests
+from gateway.logprob_record import RecordError
 from gateway.metrics import GatewayMetrics
 from gateway.requests import CancelReason, ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
 from octavo.rpc.errors import ServiceError
@@ -38,6 +39,7 @@ def add(
         label="same",
         model="tiny",
         model_revision="r",
+        tenant="default",
         prompt_token_ids=[1, 2, 3],
         sampling=sampling,
         stopping=StoppingParams(max_tokens, 0, (1,)),

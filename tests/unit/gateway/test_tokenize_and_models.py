@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from gateway_fakes import MAX_MODEL_LEN, FakeScheduler, Stack, running_stack, te
 from prepared_samples import MakePrepared
 from tokenizer_samples import BOS_ID, END_OF_TURN_ID, EOS_ID, byte_level
 
+from gateway.auth import ApiKeys
 from gateway.cell import Cell, Pool
 from gateway.model_servicer import ModelServicer
 from gateway.served_models import ServedModel, ServedModels
@@ -135,13 +137,14 @@ async def test_pages_of_models(make_prepared: MakePrepared) -> None:
         cell.attach()
         revision = opened[0].prepared.revision
         cell.set_pools({names[-1]: Pool(names[-1], revision, 2, 64)})
-        servicer = ModelServicer(ServedModels(opened), cell)
+        servicer = ModelServicer(ServedModels(opened), cell, ApiKeys(None))
+        context: Any = SimpleNamespace(invocation_metadata=lambda: ())
         for page_size in (1, 3, 7, 1000, 0):
             listed: list[model_pb2.Model] = []
             token = ""
             while True:
                 request = model_pb2.ListModelsRequest(page_size=page_size, page_token=token)
-                answer = await servicer.ListModels(request, None)
+                answer = await servicer.ListModels(request, context)
                 assert len(answer.models) <= (page_size or 100)
                 listed += answer.models
                 token = answer.next_page_token
@@ -152,7 +155,7 @@ async def test_pages_of_models(make_prepared: MakePrepared) -> None:
             assert not any(model.supports_chat for model in listed)
         for token in ("é", "!!!!", "abc", "_w=="):
             with pytest.raises(ServiceError) as raised:
-                await servicer.ListModels(model_pb2.ListModelsRequest(page_size=1001, page_token=token), None)
+                await servicer.ListModels(model_pb2.ListModelsRequest(page_size=1001, page_token=token), context)
             assert [violation.field for violation in raised.value.violations] == ["page_size", "page_token"]
 
 

@@ -16,7 +16,7 @@ from octavo.models.prepare import prepare
 from octavo.rpc.settings import Settings, read
 from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings, known_variables
 
-FREE = {"gateway_port": 0, "scheduler_port": 0, "executor_port": 0, "admin_port": 0, "metrics_port": 0}
+FREE = {"gateway_port": 0, "scheduler_port": 0, "executor_port": 0, "http_port": 0, "admin_port": 0, "metrics_port": 0}
 CLASSES: dict[str, type[Settings]] = {
     "gateway": GatewaySettings,
     "scheduler_svc": SchedulerSettings,
@@ -47,8 +47,9 @@ def test_the_services_find_one_another(model: PreparedModel) -> None:
     assert list(settings) == ["gateway", "scheduler", "executor-0", "executor-1", "executor-2"]
     addresses = {service.name: service.address for service in plan.services}
     metrics = {service.name: service.metrics_address for service in plan.services}
-    assert len({*addresses.values(), *metrics.values(), plan.admin_address}) == 11
+    assert len({*addresses.values(), *metrics.values(), plan.admin_address, plan.http_address}) == 12
     assert plan.admin_address == f"127.0.0.1:{settings['gateway'].admin_port}"
+    assert plan.http_address == f"127.0.0.1:{settings['gateway'].http_port}"
     assert plan.gateway_address == addresses["gateway"]
     assert settings["gateway"].scheduler == addresses["scheduler"]
     assert settings["scheduler"].executors.split(",") == [addresses[f"executor-{index}"] for index in range(3)]
@@ -84,7 +85,7 @@ def test_several_executors_share_cores_and_memory(model: PreparedModel) -> None:
     assert {"--threads", "--kv-memory"}.isdisjoint(by_variable.services[-1].command)
 
 
-@pytest.mark.parametrize("service", ["gateway", "scheduler", "executor", "admin", "metrics"])
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "executor", "http", "admin", "metrics"])
 def test_a_taken_port_is_named_with_its_flag(model: PreparedModel, service: str) -> None:
     """Nothing is moved to another port behind the user's back."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -161,6 +161,23 @@ def test_one_choice_can_be_cancelled_and_the_others_go_on() -> None:
     assert cell.gateway.done[record.id].error is None
 
 
+def test_a_stop_in_the_text_is_an_end_like_any_other() -> None:
+    """A choice that its text has stopped ends as STOP at the tokens that count; with the last the request is done."""
+    cell = make_cell(make_spec(), depth=2)
+    record = make_record(max_tokens=8, choices=[ChoiceRecord()] * 2)
+    cell.submit(record)
+    rounds(cell, 5)
+    for choice in (1, 0):
+        cell.cancel(record.id, choice, 2 + choice, FinishReason.STOP)
+        assert cell.gateway.tokens[record.id, choice] == undisturbed(record, choice)[0][: 2 + choice]
+        assert cell.gateway.ends[record.id, choice] == ChoiceEnd(FinishReason.STOP)
+    assert cell.gateway.done[record.id].error is None
+    load = cell.engine.load()
+    assert (load.num_finished, load.num_cancelled, load.num_requests) == (1, 0, 0)
+    cell.settle()
+    assert cell.engine.load().kv_usage == 0.0
+
+
 def test_b5_late_cancels_of_ended_requests_change_nothing() -> None:
     """B5: over many finish and cancel pairs in any order each request ends once, and later traffic is undisturbed."""
     rng = random.Random(5)

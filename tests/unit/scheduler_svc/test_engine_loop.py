@@ -77,7 +77,13 @@ class ScriptedEngine(Engine):
     def submit(self, record: RequestRecord, now: float) -> list[Event]:
         return self._note("submit")
 
-    def cancel(self, request_id: RequestId, choice: int | None = None, kept_tokens: int | None = None) -> list[Event]:
+    def cancel(
+        self,
+        request_id: RequestId,
+        choice: int | None = None,
+        kept_tokens: int | None = None,
+        reason: FinishReason = FinishReason.CANCELLED,
+    ) -> list[Event]:
         return self._note("cancel")
 
     def expire(self, now: float) -> list[Event]:

@@ -60,6 +60,7 @@ class FakeGateway:
     def __init__(self, *behaviours: Behaviour) -> None:
         self.behaviours = behaviours
         self.requests: list[Any] = []
+        self.metadata: list[dict[str, Any]] = []
         self.began = threading.Event()
         """A call is in its handler."""
         self.ended = threading.Event()
@@ -84,6 +85,7 @@ class FakeGateway:
         """Serve one call."""
         behaviour = self.behaviours[min(len(self.requests), len(self.behaviours) - 1)]
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
         self.began.set()
         yield from behaviour(Call(self, context))
 

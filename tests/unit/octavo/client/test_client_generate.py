@@ -19,6 +19,7 @@ from octavo.client import (
     InvalidArgumentError,
     Message,
     Prompt,
+    PromptTokens,
     Started,
     TokenLogprobs,
     TopLogprob,
@@ -36,13 +37,23 @@ EVERY_OPTION: dict[str, Any] = {
     "repetition_penalty": 1.5,
     "presence_penalty": -0.5,
     "frequency_penalty": 0.5,
+    "typical_p": 0.75,
+    "logit_bias": {4: -1.5, 5: 0},
+    "bad_words": ["one", "two"],
     "max_tokens": 7,
     "min_tokens": 0,
     "stop_token_ids": [4, 5],
     "ignore_eos": False,
+    "stop": ["end"],
+    "include_stop": False,
     "top_logprobs": 0,
+    "prompt_logprobs": 0,
+    "echo": False,
+    "skip_special_tokens": False,
     "n": 2,
+    "best_of": 3,
     "seed": 2**64 - 1,
+    "truncate_prompt_tokens": 9,
     "request_id": "mine",
 }
 
@@ -107,10 +118,22 @@ def test_every_option_reaches_its_field(face: Face) -> None:
             "repetition_penalty": 1.5,
             "presence_penalty": -0.5,
             "frequency_penalty": 0.5,
+            "typical_p": 0.75,
+            "logit_bias": [{"token_id": 4, "bias": -1.5}, {"token_id": 5}],
+            "bad_words": ["one", "two"],
         },
-        "stopping": {"max_tokens": 7, "min_tokens": 0, "stop_token_ids": [4, 5], "ignore_eos": False},
-        "output": {"top_logprobs": 0},
+        "stopping": {
+            "max_tokens": 7,
+            "min_tokens": 0,
+            "stop_token_ids": [4, 5],
+            "ignore_eos": False,
+            "stop": ["end"],
+            "include_stop": False,
+        },
+        "output": {"top_logprobs": 0, "prompt_logprobs": 0, "echo": False, "skip_special_tokens": False},
         "n": 2,
+        "best_of": 3,
+        "truncate_prompt_tokens": 9,
         "seed": str(2**64 - 1),
         "request_id": "mine",
     }
@@ -131,7 +154,45 @@ def test_options_are_those_of_the_contract() -> None:
             continue
         inner = field.message_type
         fields |= {field.name} if inner is None else set(inner.fields_by_name)
-    assert set(get_type_hints(GenerateOptions)) == set(OPTION_FIELDS) == fields == set(EVERY_OPTION)
+    assert set(OPTION_FIELDS) == fields == set(EVERY_OPTION)
+    of_chats = {field.name for field in pb.ChatInput.DESCRIPTOR.fields} - {"messages"}
+    assert set(get_type_hints(GenerateOptions)) == fields | of_chats
+
+
+def test_a_conversation_is_continued() -> None:
+    """continue_final_message belongs to conversations; with any other prompt it is a mistake."""
+    chat = [Message("user", "hi"), Message("assistant", "the")]
+    with serving(answer()) as gateway, Client(gateway.address) as client:
+        for value in (True, False, None):
+            list(client.generate(chat, continue_final_message=value))
+        list(client.generate("x", continue_final_message=False))
+    assert [request.chat.continue_final_message for request in gateway.requests] == [True, False, False, False]
+    with pytest.raises(TypeError, match="is for conversations"):
+        Client("127.0.0.1:1").generate("x", continue_final_message=True)
+    with pytest.raises(TypeError, match="must be true or false"):
+        Client("127.0.0.1:1").generate(chat, continue_final_message="yes")  # type: ignore[arg-type]
+
+
+def test_the_prompt_and_stop_strings_come_back(face: Face) -> None:
+    """Pieces of the prompt are one once they are read, of the first token nothing is known; a stop string is named."""
+    known = pb.PromptTokenLogprobs(logprob=-0.5, top=[pb.TopLogprob(token_id=6, logprob=-0.25)])
+    first = pb.Prompt(text="a", token_ids=[4, 5], logprobs=[pb.PromptTokenLogprobs(), known])
+    second = pb.Prompt(first_token_index=2, text="b", token_ids=[6], logprobs=[known])
+    whole = pb.Prompt(text="ab", token_ids=[4, 5, 6], logprobs=[pb.PromptTokenLogprobs(), known, known])
+    end = pb.ChoiceFinished(reason=pb.FINISH_REASON_STOP, stop_string="END", completion_tokens=1)
+    token = TokenLogprobs(-0.5, (TopLogprob(6, -0.25),))
+    wanted = PromptTokens("ab", (4, 5, 6), (None, token, token))
+    events = [pb.GenerateResponse(started=STARTED), pb.GenerateResponse(prompt=first)]
+    events += [pb.GenerateResponse(prompt=second), pb.GenerateResponse(choice_finished=end)]
+    with serving(send(*events)) as gateway:
+        _, stream = face.read(gateway.address, "ab", echo=True, prompt_logprobs=1)
+        assert stream.prompt == wanted
+        assert stream.choices == (ChoiceFinished(0, FinishReason.STOP, None, 1, "END"),)
+    with serving(reply(pb.GenerateOnceResponse(started=STARTED, prompt=whole))) as gateway:
+        assert face.call(gateway.address, "complete", "ab", echo=True).prompt == wanted
+    with serving(answer("a"), reply(completed(1))) as gateway:
+        assert face.read(gateway.address, "x")[1].prompt is None
+        assert face.call(gateway.address, "complete", "x").prompt is None
 
 
 @pytest.mark.parametrize(
@@ -172,6 +233,8 @@ def test_a_prompt_is_text_tokens_or_a_chat(prompt: Prompt, sent: pb.GenerateRequ
         ({"seed": 2**64}, "seed", f"from 0 to {2**64 - 1}"),
         ({"stop_token_ids": [1, -2]}, "stopping.stop_token_ids", "whole numbers from 0"),
         ({"request_id": "\ud800"}, "request_id", "valid Unicode text"),
+        ({"stop": ["fine", "\ud800"]}, "stopping.stop", "valid Unicode text"),
+        ({"logit_bias": {-1: 0.5}}, "sampling.logit_bias", "token ids to numbers"),
         ({"temperature": 10**400}, "sampling.temperature", "must be a number"),
     ],
 )
@@ -200,6 +263,10 @@ def test_all_bad_values_are_named_at_once() -> None:
         ("x", {"max_tokens": 1.5}, "max_tokens=1.5 is of the wrong type: must be a whole number"),
         ("x", {"stop_token_ids": 5}, "stop_token_ids=5 is of the wrong type: must be whole numbers"),
         ("x", {"ignore_eos": "no"}, "must be true or false"),
+        ("x", {"stop": "one"}, "stop='one' is of the wrong type: must be a list of valid Unicode texts"),
+        ("x", {"logit_bias": [5]}, "must be a mapping of token ids to numbers"),
+        ("x", {"logit_bias": {5: "high"}}, "must be a mapping of token ids to numbers"),
+        ("x", {"seed": {5: 1}}, "must be a whole number"),
         ({"role": "user", "content": "x"}, {}, "into a list"),
         (["a", "b"], {}, "whole numbers"),
         ([{"role": "user"}], {}, "give role and content"),

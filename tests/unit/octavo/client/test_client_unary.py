@@ -16,6 +16,7 @@ from octavo.client import (
     AsyncAdminClient,
     AsyncClient,
     Client,
+    ContinuationScore,
     DefaultSampling,
     ExecutorInfo,
     InvalidArgumentError,
@@ -24,6 +25,9 @@ from octavo.client import (
     NotFoundError,
     RequestInfo,
     RequestState,
+    Scores,
+    TokenCount,
+    Usage,
 )
 from octavo.client.client_rpcs import ALL_RPCS
 from octavo.v1 import admin_pb2, inference_pb2, model_pb2
@@ -76,6 +80,83 @@ def test_tokenize_takes_text_and_chats(face: Face) -> None:
         pb.TokenizeRequest(model="m", chat=chat, add_special_tokens=False),
     ]
     assert gateway.requests[0].WhichOneof("input") == "text"
+
+
+def test_scores_come_in_order(face: Face) -> None:
+    """Text and token ids go as they are; what comes back has the sum, each token's part, and the totals."""
+    answer = pb.ScoreResponse(
+        scores=[
+            pb.ContinuationScore(logprob=-1.5, token_ids=[4, 5], logprobs=[-1, -0.5], is_greedy=True),
+            pb.ContinuationScore(logprob=-2, token_ids=[6], logprobs=[-2]),
+        ],
+        usage=pb.Usage(prompt_tokens=7),
+    )
+    with serving(reply(answer)) as gateway:
+        scores = face.call(gateway.address, "score", "x", ["ab", [6]], model="m", request_id="mine")
+        with pytest.raises(TypeError, match="into a list"):
+            face.call(gateway.address, "score", "x", "ab")
+        with pytest.raises(InvalidArgumentError) as raised:
+            face.call(gateway.address, "score", "x", ["ab", [-1]])
+    assert raised.value.violations[0].field == "continuations[1].token_ids.ids"
+    assert scores == Scores(
+        (ContinuationScore(-1.5, (4, 5), (-1.0, -0.5), True), ContinuationScore(-2.0, (6,), (-2.0,), False)),
+        Usage(7, 0),
+    )
+    parts = [pb.Continuation(text="ab"), pb.Continuation(token_ids=pb.TokenIds(ids=[6]))]
+    assert gateway.requests == [pb.ScoreRequest(model="m", text="x", continuations=parts, request_id="mine")]
+
+
+def test_tokens_are_counted(face: Face) -> None:
+    """The number comes with the room there is."""
+    with serving(reply(pb.CountTokensResponse(tokens=3, max_model_len=64))) as gateway:
+        assert face.call(gateway.address, "count_tokens", "x") == TokenCount(3, 64)
+        face.call(gateway.address, "count_tokens", [{"role": "user", "content": "x"}], model="m")
+    chat = pb.ChatInput(messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="x")])
+    assert gateway.requests == [pb.CountTokensRequest(text="x"), pb.CountTokensRequest(model="m", chat=chat)]
+
+
+@pytest.mark.parametrize("variable", [None, "sk-variable"])
+def test_a_key_goes_with_every_call(monkeypatch: pytest.MonkeyPatch, variable: str | None) -> None:
+    """The argument wins over OCTAVO_API_KEY; without either nothing is sent; operators' clients send none."""
+    monkeypatch.delenv("OCTAVO_API_KEY", raising=False)
+    if variable:
+        monkeypatch.setenv("OCTAVO_API_KEY", variable)
+
+    async def call_async(address: str, api_key: str | None) -> None:
+        async with AsyncClient(address, api_key=api_key) as client:
+            await client.detokenize([1])
+            async for _ in client.generate("x"):
+                pass
+
+    with serving(reply(pb.DetokenizeResponse()), lambda call: iter(())) as gateway:
+        for api_key in (None, "sk-argument"):
+            gateway.metadata.clear()
+            for client_of in (Client, AsyncClient):
+                gateway.requests.clear()
+                if client_of is AsyncClient:
+                    asyncio.run(call_async(gateway.address, api_key))
+                else:
+                    with Client(gateway.address, api_key=api_key) as client:
+                        client.detokenize([1])
+                        list(client.generate("x"))
+            key = api_key or variable
+            sent = [metadata.get("authorization") for metadata in gateway.metadata]
+            assert sent == [f"Bearer {key}" if key else None] * 4
+        gateway.metadata.clear()
+        gateway.requests.clear()
+        gateway.behaviours = (reply(admin_pb2.GetLoadResponse()),)
+        with AdminClient(gateway.address) as admin:
+            admin.get_load()
+        assert "authorization" not in gateway.metadata[0]
+
+
+@pytest.mark.parametrize("api_key", ["", "two words", "schlüssel", "line\n"])
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+def test_what_is_no_key(make: type[Client | AsyncClient], api_key: str) -> None:
+    """A key that metadata cannot carry is refused before anything is sent, and not printed."""
+    with pytest.raises(InvalidArgumentError, match="api_key: must be printable") as raised:
+        make("127.0.0.1:1", api_key=api_key)
+    assert not api_key or api_key not in str(raised.value)
 
 
 def test_detokenize_gives_the_text(face: Face) -> None:

@@ -1,0 +1,99 @@
+"""Who calls, and what the call itself says: its key, its deadline, its trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.auth import ApiKeys
+from gateway.http.connection import send_failure
+from gateway.http.errors import failure_from, failure_of_status
+from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
+
+OPEN_PATHS = frozenset({"/health", "/version", "/docs", "/openapi.json"})
+"""What needs no key."""
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""As much as a gRPC message: millions of token ids, or tens of millions of characters."""
+TOO_LARGE = failure_of_status(413, f"the body is larger than {MAX_BODY_BYTES} bytes", "body_too_large")
+TIMEOUT_HEADER = "X-Request-Timeout"
+_MAX_TIMEOUT = 1e6
+
+
+class KeyCheck:
+    """Turns away whoever has no key, before anything of the body is read, and notes the tenant of the others."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a call on, or answer it 401."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                tenant = self._keys.tenant_of(Headers(scope=scope).get("authorization"))
+            except ServiceError as error:
+                await send_failure(send, failure_from(error))
+                return
+            scope.setdefault("state", {})["tenant"] = tenant
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Turns away what is too large: by its length where that is told, else once it has become so."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a call on, or answer it 413."""
+        if scope["type"] == "http":
+            length = Headers(scope=scope).get("content-length", "0")
+            if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+                await send_failure(send, TOO_LARGE)
+                return
+            receive = _limited(receive)
+        await self._app(scope, receive, send)
+
+
+def _limited(receive: Receive) -> Receive:
+    left = MAX_BODY_BYTES
+
+    async def limited() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise HTTPException(TOO_LARGE.status)
+        return message
+
+    return limited
+
+
+def call_of(request: Request, clock: Callable[[], float]) -> dict[str, Any]:
+    """Return what the domain wants to know of a call. Raises ServiceError (INVALID_ARGUMENT)."""
+    return {
+        "deadline": _deadline(request, clock),
+        "traceparent": request.headers.get("traceparent", ""),
+        "tenant": request.state.tenant,
+    }
+
+
+def _deadline(request: Request, clock: Callable[[], float]) -> float | None:
+    text = request.headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _MAX_TIMEOUT:
+        raise invalid_argument(
+            [FieldViolation(TIMEOUT_HEADER, f"must be seconds, above 0 and at most {_MAX_TIMEOUT:g}")]
+        )
+    return clock() + seconds

@@ -1,0 +1,30 @@
+"""What the HTTP requests call the fields that the domain names by their paths in octavo.v1."""
+
+from __future__ import annotations
+
+import re
+
+_GROUP = re.compile(r"(sampling|stopping|output)\.")
+_COMMON = {"include_stop": "include_stop_str_in_output", "request_id": "user"}
+_PROMPT = {"text": "prompt", "token_ids.ids": "prompt", "input": "prompt"}
+_CHAT = {"chat": "messages", "input": "messages"}
+
+
+def chat_name(field: str) -> str:
+    """Return the name in a chat completion, or in a tokenization."""
+    name = _GROUP.sub("", field, count=1)
+    name = name.removeprefix("chat.")
+    return _CHAT.get(name) or _PROMPT.get(name) or _COMMON.get(name, name)
+
+
+def completion_name(field: str) -> str:
+    """Return the name in a completion."""
+    name = _GROUP.sub("", field, count=1)
+    if name == "top_logprobs":
+        return "logprobs"
+    return _PROMPT.get(name) or _COMMON.get(name, name)
+
+
+def detokenize_name(field: str) -> str:
+    """Return the name in a detokenization."""
+    return "tokens" if field == "token_ids" else field

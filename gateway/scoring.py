@@ -1,0 +1,38 @@
+"""How likely a continuation is, read from the logprobs of a prompt that ends with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gateway.logprob_record import PromptLogprobRecord
+from gateway.requests import ContinuationScore, SamplingParams, StoppingParams
+from octavo.rpc.logprobs import unpack_floats, unpack_ids
+
+SAMPLING = SamplingParams(
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    seed=0,
+    top_logprobs=None,
+    # The likeliest token at each place tells whether greedy generation would write the continuation.
+    prompt_logprobs=1,
+)
+"""How what is scored is run: nothing is generated."""
+STOPPING = StoppingParams(max_tokens=0, min_tokens=0, stop_token_ids=())
+
+
+def score_of(record: PromptLogprobRecord, num_before: int, token_ids: Sequence[int]) -> ContinuationScore:
+    """Return the score of `token_ids`, which stand behind the first `num_before` tokens of the record's prompt."""
+    columns = record.slice(num_before, num_before + len(token_ids))
+    logprobs = unpack_floats(columns.sampled)
+    return ContinuationScore(
+        logprob=math.fsum(logprobs),
+        token_ids=token_ids,
+        logprobs=logprobs,
+        is_greedy=unpack_ids(columns.top_token_ids) == tuple(token_ids),
+    )
