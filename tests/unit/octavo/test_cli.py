@@ -60,7 +60,7 @@ def cell(address: str) -> CellPlan:
     """Return the addresses of a cell whose gateway is at `address`."""
     gateway_plan = ServicePlan("gateway", (), address, "127.0.0.1:9101")
     executor_plan = ServicePlan("executor-0", (), "127.0.0.1:50053", "127.0.0.1:9103")
-    return CellPlan((gateway_plan, executor_plan), "127.0.0.1:50054")
+    return CellPlan((gateway_plan, executor_plan), "127.0.0.1:50054", "127.0.0.1:8000")
 
 
 @contextlib.asynccontextmanager
