@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
@@ -164,16 +164,20 @@ class Generator:
         bad_input = list(validation.check_input(command.input, prepared))
         prompt_token_ids: list[int] = []
         max_tokens = 0
+        lengths: dict[str, str] = {}
         if command.input is not None and not bad_input:
             prompt_token_ids, bad_input = await tokenize(model, command.input)
         if command.input is not None and not bad_input:
             pool = self._cell.pool(prepared)
             max_model_len = pool.max_model_len if pool else prepared.max_position_embeddings
             bad_input += validation.check_prompt_length(command.input, len(prompt_token_ids), max_model_len)
+            # Whoever is refused for the length learns whether the model could be served with a longer one.
+            own = prepared.max_position_embeddings
+            lengths = {"max_model_len": str(max_model_len), "max_position_embeddings": str(own)}
             max_tokens = validation.resolve_max_tokens(command, len(prompt_token_ids), max_model_len)
         if not bad_input:
             violations += validation.check_min_tokens(command, max_tokens)
-        _raise_violations(bad_input + violations)
+        _raise_violations(bad_input + violations, lengths if bad_input else {})
         self._cell.require(prepared)
         if deadline is not None and self._clock() >= deadline:
             raise _deadline_exceeded()
@@ -277,9 +281,9 @@ def _fields_of_accepted(request: LiveRequest) -> dict[str, object]:
     }
 
 
-def _raise_violations(violations: list[FieldViolation]) -> None:
+def _raise_violations(violations: list[FieldViolation], metadata: Mapping[str, str]) -> None:
     if violations:
-        raise invalid_argument(violations)
+        raise invalid_argument(violations, metadata)
 
 
 def _deadline_exceeded() -> ServiceError:

@@ -88,6 +88,7 @@ def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, 
     gateway = _read(GatewaySettings, gateway_flags, environ)
     scheduler = _read(SchedulerSettings, scheduler_flags, environ)
     executor = _read(ExecutorSettings, executor_flags, environ)
+    _check_length(executor, model, options)
     first_metrics = options.metrics_port
     with _Claims() as claims:
         gateway_port = claims.claim(gateway.bind, _first(options.gateway_port, gateway.port), "--gateway-port")
@@ -135,6 +136,17 @@ def _read(settings_class: type[SettingsType], flags: Sequence[str], environ: Map
         return read(settings_class, flags, environ, known_variables())
     except SettingsError as error:
         raise PlanError(str(error)) from None
+
+
+def _check_length(executor: ExecutorSettings, model: PreparedModel, options: PlanOptions) -> None:
+    """Refuse sequences beyond the model's end: the executor would, some seconds later."""
+    wanted, end = executor.max_model_len, model.max_position_embeddings
+    if wanted is not None and wanted > end:
+        is_flag = "max_model_len" in options.extra
+        source = "--max-model-len" if is_flag else variable_of(ExecutorSettings, "max_model_len")
+        raise PlanError(
+            f"{source}={wanted}: model {model.name} ends at {end} tokens; give at most that, or leave it out"
+        )
 
 
 def _given(settings_class: type[Settings], options: PlanOptions) -> list[str]:

@@ -84,6 +84,16 @@ def test_several_executors_share_cores_and_memory(model: PreparedModel) -> None:
     assert {"--threads", "--kv-memory"}.isdisjoint(by_variable.services[-1].command)
 
 
+def test_a_length_beyond_the_model_s_end_is_refused_at_once(model: PreparedModel) -> None:
+    """The flag or the variable is named with the end of the model; the end itself is fine."""
+    end = model.max_position_embeddings
+    with pytest.raises(PlanError, match=rf"^--max-model-len={end + 1}: model m ends at {end} tokens"):
+        plan_cell(model, PlanOptions(extra={"max_model_len": str(end + 1)}, **FREE), {})
+    with pytest.raises(PlanError, match=rf"^OCTAVO_MAX_MODEL_LEN={end + 1}: "):
+        plan_cell(model, PlanOptions(**FREE), {"OCTAVO_MAX_MODEL_LEN": str(end + 1)})
+    plan_cell(model, PlanOptions(extra={"max_model_len": str(end)}, **FREE), {})
+
+
 @pytest.mark.parametrize("service", ["gateway", "scheduler", "executor", "admin", "metrics"])
 def test_a_taken_port_is_named_with_its_flag(model: PreparedModel, service: str) -> None:
     """Nothing is moved to another port behind the user's back."""
