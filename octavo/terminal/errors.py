@@ -17,6 +17,7 @@ from octavo.models.errors import ModelError
 from octavo.rpc.errors import ServiceError
 from octavo.terminal.packages import requirement_for
 from octavo.terminal.style import Style, printable
+from octavo.terminal.suggestion import with_model
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ def explain(error: Exception, *, in_chat: bool = False) -> Explained | None:
             return _explain_service_error(error, in_chat)
         case CommandError():
             return Explained(error.message, error.hint)
-        case ModelError() | PlanError() | StartError():
+        case PlanError():
+            return Explained(str(error), error.hint)
+        case ModelError() | StartError():
             # Their messages name the command or flag themselves.
             return Explained(str(error))
         case ModuleNotFoundError(name=str(name)):
@@ -114,4 +117,4 @@ def show(explained: Explained, stream: TextIO | None = None) -> None:
     style = Style(stream)
     print(f"{style.red('octavo: error:')} {printable(explained.message)}", file=stream, flush=True)
     if explained.hint:
-        print(f"{style.dim('hint:')} {explained.hint}", file=stream, flush=True)
+        print(f"{style.dim('hint:')} {with_model(explained.hint)}", file=stream, flush=True)

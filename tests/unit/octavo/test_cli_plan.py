@@ -103,6 +103,21 @@ def test_a_taken_port_is_named_with_its_flag(model: PreparedModel, service: str)
             plan_cell(model, PlanOptions(**(FREE | {f"{service}_port": port})), {})
 
 
+def test_all_taken_ports_are_named_at_once(model: PreparedModel) -> None:
+    """Nobody has to free one after the other to learn of the next; what has them here is no cell."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        first, second = one.getsockname()[1], other.getsockname()[1]
+        # A listener that never answers is asked only where the gateway was to be, which is free here.
+        ports = FREE | {"scheduler_port": first, "executor_port": second}
+        with pytest.raises(PlanError) as raised:
+            plan_cell(model, PlanOptions(**ports), {})
+    assert str(raised.value) == (
+        f"cannot listen on 127.0.0.1:{first} (Address already in use; --scheduler-port), "
+        f"127.0.0.1:{second} (Address already in use; --executor-port)"
+    )
+    assert raised.value.hint == "stop what uses them, or choose others by these flags (0 picks a free one)"
+
+
 def test_two_services_cannot_have_one_port(model: PreparedModel) -> None:
     """Ports that collide within the plan are found before anything starts."""
     port = free_run(1)

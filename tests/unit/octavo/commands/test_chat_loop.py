@@ -138,7 +138,7 @@ def test_a_gateway_that_goes_away_is_an_error_of_one_turn(gateway: FakeGateway) 
     code, _, notes = chat(gateway, ["a", "b"])
     assert code == 0
     assert notes.count("cannot connect to") == 2
-    assert notes.count("octavo up MODEL") == 2
+    assert notes.count("octavo up smollm2-135m-instruct") == 2
 
 
 def test_undo_reset_and_system_change_what_is_sent(gateway: FakeGateway) -> None:

@@ -122,7 +122,7 @@ def test_nobody_at_the_address_is_told_with_both_ways_out(capsys: pytest.Capture
     assert main(["complete", "--address", "127.0.0.1:1", "x"]) == 1
     err = capsys.readouterr().err
     assert re.match(r"octavo: error: cannot connect to .*127\.0\.0\.1:1: connection refused\nhint: ", err)
-    assert "`octavo up MODEL`" in err
+    assert "`octavo up smollm2-135m-instruct`" in err
     assert "--address HOST:PORT" in err
 
 
