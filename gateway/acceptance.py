@@ -5,7 +5,7 @@ Every bad field is named at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway import validation
@@ -63,7 +63,7 @@ class Acceptance:
             max_model_len = self._max_model_len(prepared)
             max_tokens = validation.resolve_max_tokens(command, len(prompt_token_ids), max_model_len)
             violations += validation.check_min_tokens(command, max_tokens)
-        raise_violations([*bad_input, *violations])
+        raise_violations([*bad_input, *violations], self._lengths(prepared) if bad_input else None)
         self._cell.require(prepared)
         return Accepted(
             prompt_token_ids=prompt_token_ids,
@@ -105,12 +105,17 @@ class Acceptance:
             violations += validation.check_prompt_length(given, len(token_ids), max_model_len)
         return token_ids, violations
 
+    def _lengths(self, prepared: PreparedModel) -> dict[str, str]:
+        """Return what tells whoever sent too long an input whether the model could be served with a longer one."""
+        own, now = prepared.max_position_embeddings, self._max_model_len(prepared)
+        return {"max_model_len": str(now), "max_position_embeddings": str(own)}
+
     def _max_model_len(self, prepared: PreparedModel) -> int:
         pool = self._cell.pool(prepared)
         return pool.max_model_len if pool else prepared.max_position_embeddings
 
 
-def raise_violations(violations: Sequence[FieldViolation]) -> None:
-    """Raise INVALID_ARGUMENT where there are any."""
+def raise_violations(violations: Sequence[FieldViolation], metadata: Mapping[str, str] | None = None) -> None:
+    """Raise INVALID_ARGUMENT where there are any; `metadata` holds the numbers."""
     if violations:
-        raise invalid_argument(violations)
+        raise invalid_argument(violations, metadata)

@@ -21,9 +21,11 @@ def report(outcome: Outcome) -> str:
     """Return the whole table, without a line end at the end."""
     figures, settings, info = outcome.figures, outcome.settings, outcome.info
     revision = f", revision {info.revision[:12]}" if info.revision else ""
+    num_sent = len(outcome.result.records)
+    sent = f"{num_sent} of {outcome.num_planned}" if outcome.result.was_stopped else str(num_sent)
     lines = [
         f"{info.model}{revision}, {info.api} over {info.protocol} at {info.address}",
-        f"{settings.describe_load()}; {len(outcome.result.records)} requests, {settings.num_warmup} before to warm up",
+        f"{settings.describe_load()}; {sent} requests, {settings.num_warmup} before to warm up",
         settings.describe_prompts(),
         "",
         _latencies(figures),

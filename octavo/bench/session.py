@@ -29,6 +29,8 @@ class Outcome:
     settings: BenchSettings
     result: RunResult
     figures: Figures
+    num_planned: int
+    """Requests to measure; a run that is stopped sends fewer."""
     load_average: tuple[float, float]
     """Of the machine, over a minute, before and after: other work on it shows here."""
 
@@ -60,7 +62,7 @@ class Session:
         load_before = os.getloadavg()[0]
         result = await self._measure(workload.measured)
         figures = figures_of(result, settings.objectives)
-        return Outcome(info, settings, result, figures, (load_before, os.getloadavg()[0]))
+        return Outcome(info, settings, result, figures, len(workload.measured), (load_before, os.getloadavg()[0]))
 
     def stop(self) -> bool:
         """Cancel what is live and let `run` return with what has ended; False before anything was measured."""

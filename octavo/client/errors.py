@@ -131,7 +131,9 @@ def _message(error: ServiceError, call: CallInfo) -> str:
         case grpc.StatusCode.UNIMPLEMENTED if is_from_transport:
             return f"{call.peer} does not know {call.rpc}: it is of another version, or no Octavo service"
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.RESOURCE_EXHAUSTED if error.retry_delay is not None:
-            return f"{error.message} (try again in {error.retry_delay:g} s)"
+            # Octavo's own services end with the advice already, in words.
+            message = error.message.removesuffix(": try again shortly")
+            return f"{message} (try again in {error.retry_delay:g} s)"
     return error.message
 
 

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from octavo.commands.numbers import number
+
 if TYPE_CHECKING:
     from octavo.bench.session import Outcome
     from octavo.bench.settings import BenchSettings
@@ -135,7 +137,7 @@ def _add_request_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--stop-at-eos", action="store_true", help="let the model end its output; else end-of-sequence is ignored"
     )
-    group.add_argument("--temperature", type=_temperature, default=0.0, metavar="T", help="[default: 0, greedy]")
+    group.add_argument("--temperature", type=number(0, 2), default=0.0, metavar="T", help="[default: 0, greedy]")
     group.add_argument(
         "--seed", type=_count_or_none, default=0, metavar="N", help="of prompts, lengths and arrivals [default: 0]"
     )
@@ -307,7 +309,3 @@ def _seconds(text: str) -> float:
     if value > LONGEST_SECONDS:
         raise argparse.ArgumentTypeError(f"must be a number of seconds, at most {LONGEST_SECONDS:.0f}")
     return value
-
-
-def _temperature(text: str) -> float:
-    return 0.0 if text in ("0", "0.0") else _positive(text)

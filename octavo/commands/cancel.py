@@ -22,7 +22,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="End live requests of the cell, in any state. Their clients get CANCELLED. Nothing is cancelled "
         "where one of the ids means no request, or more than one.",
     )
-    parser.add_argument("ids", nargs="+", metavar="ID", help="an id that `octavo requests` lists, or its beginning")
+    parser.add_argument(
+        "ids",
+        nargs="+",
+        metavar="ID",
+        help="an id that `octavo requests` lists, the number at its end, or its beginning",
+    )
     add_admin_flags(parser)
     parser.set_defaults(run=run)
 
@@ -59,11 +64,21 @@ def resolve(given: Sequence[str], requests: Sequence[RequestInfo]) -> list[str]:
     live = [request.request_id for request in requests]
     found: dict[str, None] = {}
     for text in given:
-        fitting = [text] if text in live else [each for each in live if text and each.startswith(text)]
+        fitting = [text] if text in live else [each for each in live if _is_short_for(text, each)]
         if not fitting:
             raise CommandError(f"no live request has the id {text!r}", "`octavo requests` lists those that are live")
         if len(fitting) > 1:
             shown = ", ".join(fitting[:4]) + (", ..." if len(fitting) > 4 else "")
-            raise CommandError(f"{text!r} is the beginning of {len(fitting)} ids", f"which one? {shown}")
+            raise CommandError(f"{text!r} stands for {len(fitting)} ids", f"which one? {shown}")
         found[fitting[0]] = None
     return list(found)
+
+
+def _is_short_for(text: str, request_id: str) -> bool:
+    """Whether a person may mean the id PREFIX-NUMBER: all of a cell's ids have one of few prefixes.
+
+    A number is the number and nothing else: were it any end or beginning, 2 would cancel 12 once 2 has ended.
+    """
+    if text.isdecimal():
+        return request_id.rpartition("-")[2] == text
+    return bool(text) and (request_id.startswith(text) or ("-" in text and request_id.endswith(text)))

@@ -6,22 +6,24 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from octavo.commands.numbers import number, whole_number
 from octavo.rpc.settings import parse_address
 
 if TYPE_CHECKING:
     from octavo.client.types import GenerateOptions
 
-_SAMPLING: tuple[tuple[str, Callable[[str], float], str], ...] = (
-    ("temperature", float, "0 to 2; 0 always takes the likeliest token"),
-    ("top_p", float, "keep the smallest set of tokens with this much probability"),
-    ("top_k", int, "keep this many likeliest tokens; 0 keeps all"),
-    ("min_p", float, "keep tokens at least this likely relative to the likeliest"),
-    ("repetition_penalty", float, "over 1: less of what prompt and output hold already"),
-    ("presence_penalty", float, "-2 to 2: over 0, less of what the output holds already"),
-    ("frequency_penalty", float, "-2 to 2: the same, by how often"),
-    ("seed", int, "the same seed gives the same output"),
-    ("max_tokens", int, "most tokens to write [default: what is left of the model's context]"),
-    ("min_tokens", int, "fewest tokens to write"),
+_MOST_TOKENS = 2**32 - 1
+_SAMPLING: tuple[tuple[str, Callable[[str], float], str, str], ...] = (
+    ("temperature", number(0, 2), "X", "0 to 2; 0 always takes the likeliest token"),
+    ("top_p", number(0, 1, is_above=True), "X", "keep the smallest set of tokens with this much probability"),
+    ("top_k", whole_number(0, _MOST_TOKENS), "N", "keep this many likeliest tokens; 0 keeps all"),
+    ("min_p", number(0, 1), "X", "keep tokens at least this likely relative to the likeliest"),
+    ("repetition_penalty", number(0, 2, is_above=True), "X", "over 1: less of what prompt and output hold already"),
+    ("presence_penalty", number(-2, 2), "X", "-2 to 2: over 0, less of what the output holds already"),
+    ("frequency_penalty", number(-2, 2), "X", "-2 to 2: the same, by how often"),
+    ("seed", whole_number(0, 2**64 - 1), "N", "the same seed gives the same output"),
+    ("max_tokens", whole_number(1, _MOST_TOKENS), "N", "most tokens to write"),
+    ("min_tokens", whole_number(0, _MOST_TOKENS), "N", "fewest tokens to write"),
 )
 
 
@@ -47,18 +49,21 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare a flag for each option of sampling and stopping."""
+def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None = None) -> None:
+    """Declare a flag for each option of sampling and stopping. `max_tokens`: default; None: what the context leaves."""
     group = parser.add_argument_group("sampling", "What is left out takes the model's own default.")
-    for name, kind, meaning in _SAMPLING:
-        metavar = "N" if kind is int else "X"
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=meaning)
+    for name, parse, metavar, meaning in _SAMPLING:
+        default = None
+        if name == "max_tokens":
+            default = max_tokens
+            meaning += f" [default: {max_tokens or 'what is left of the context'}]"
+        group.add_argument(f"--{name.replace('_', '-')}", type=parse, default=default, metavar=metavar, help=meaning)
     group.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop where the model would")
 
 
 def options_of(args: argparse.Namespace) -> GenerateOptions:
     """Return what the user gave of model and sampling, as `AsyncClient.generate` takes it."""
-    names = ("model", "ignore_eos", *(name for name, _, _ in _SAMPLING))
+    names = ("model", "ignore_eos", *(name for name, *_ in _SAMPLING))
     given = {name: getattr(args, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}  # type: ignore[return-value]
 

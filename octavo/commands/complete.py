@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from octavo.client.types import GenerateOptions
     from octavo.terminal.answers import Answer
 
+_MAX_TOKENS = 256
+"""Unless the user says otherwise: a base model need not end before the end of its context."""
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
@@ -27,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_gateway_flags(parser)
     parser.add_argument("--stats", action="store_true", help="say on the standard error how many tokens and how fast")
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, _MAX_TOKENS)
     parser.set_defaults(run=run, usage_error=parser.error)
 
 
@@ -37,8 +40,12 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     if args.prompt is None and sys.stdin.isatty():
-        args.usage_error("give a PROMPT, or - to type one that ends at Ctrl-D")
+        args.usage_error("give PROMPT or pipe a text; with - it is typed, and ends at Ctrl-D")
     prompt = args.prompt if args.prompt not in (None, "-") else _standard_input()
+    if not prompt:
+        from octavo.terminal.errors import CommandError
+
+        raise CommandError("there is nothing to continue", "give PROMPT or pipe a text")
     answer = asyncio.run(complete(args.address, prompt, options_of(args)))
     if args.stats:
         print(f"{answer.figures()}, seed {answer.seed}", file=sys.stderr)

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def ask(address: str, question: str) -> None:
     """Stream the answer to the screen and print its times. Raises ServiceError."""
-    from octavo.client import AsyncClient, Message
+    from octavo.client import AsyncClient, FinishReason, Message
 
     print(f"\nyou    {question}\nmodel  ", end="", flush=True)
     asked = time.monotonic()
@@ -80,7 +80,7 @@ async def ask(address: str, question: str) -> None:
     usage, (choice,) = stream.usage, stream.choices
     print(
         f"\n\n{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} tokens written, "
-        f"ended by {choice.reason.name}\n"
+        f"{'cut at the limit of tokens' if choice.reason is FinishReason.LENGTH else 'ended by the model itself'}\n"
         f"time to first token {1000 * (first - asked):.0f} ms, then {rate:.1f} tokens/s\n",
         flush=True,
     )

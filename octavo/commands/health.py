@@ -53,11 +53,13 @@ def run(args: argparse.Namespace) -> int:
         with open_sync_channel(args.address) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=args.timeout)
     except grpc.RpcError as error:
+        from octavo.client.errors import START_HINT, CallInfo, error_from
         from octavo.terminal.errors import CommandError
 
-        hint = "`octavo doctor` shows which services answer"
         if error.code() is not grpc.StatusCode.NOT_FOUND:
-            raise CommandError(f"{args.address} does not answer: {error.details()}", hint) from None
+            call = CallInfo(args.address, "Check", args.timeout)
+            message = error_from(error, call).message.removesuffix(f"; {START_HINT}")
+            raise CommandError(message, "`octavo doctor` shows which services answer") from None
         hint = "leave out --service to ask for the whole process"
         raise CommandError(f"{args.address} knows no service {args.service!r}", hint) from None
     print(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

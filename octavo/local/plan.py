@@ -23,7 +23,11 @@ _WILDCARDS = {"0.0.0.0": _LOOPBACK, "[::]": "[::1]", "::": "[::1]"}
 
 
 class PlanError(Exception):
-    """The cell cannot be started as asked; the message names the flag."""
+    """The cell cannot be started as asked; the message names the flag, `hint` is the next step where there is one."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class PlanOptions:
 def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, str] | None = None) -> CellPlan:
     """Return the processes that serve `model`, every flag checked and every port free.
 
-    Raises PlanError: a bad flag or variable by its name, a taken port by its number and flag.
+    Raises PlanError: a bad flag or variable by its name, all taken ports by their numbers and flags.
     """
     environ = os.environ if environ is None else environ
     named = ["--model", str(model.path)]
@@ -90,6 +94,7 @@ def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, 
     gateway = _read(GatewaySettings, gateway_flags, environ)
     scheduler = _read(SchedulerSettings, scheduler_flags, environ)
     executor = _read(ExecutorSettings, executor_flags, environ)
+    _check_length(executor, model, options)
     first_metrics = options.metrics_port
     with _Claims() as claims:
         gateway_port = claims.claim(gateway.bind, _first(options.gateway_port, gateway.port), "--gateway-port")
@@ -110,6 +115,7 @@ def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, 
                 ),
             ]
         ]
+        claims.check(gateway.bind, gateway_port)
     executors = [f"{_LOOPBACK}:{port}" for port in executor_ports]
     scheduler_address = f"{_LOOPBACK}:{scheduler_port}"
     gateway_flags += ["--scheduler", scheduler_address, "--admin-port", str(admin_port), "--http-port", str(http_port)]
@@ -139,6 +145,17 @@ def _read(settings_class: type[SettingsType], flags: Sequence[str], environ: Map
         return read(settings_class, flags, environ, known_variables())
     except SettingsError as error:
         raise PlanError(str(error)) from None
+
+
+def _check_length(executor: ExecutorSettings, model: PreparedModel, options: PlanOptions) -> None:
+    """Refuse sequences beyond the model's end: the executor would, some seconds later."""
+    wanted, end = executor.max_model_len, model.max_position_embeddings
+    if wanted is not None and wanted > end:
+        is_flag = "max_model_len" in options.extra
+        source = "--max-model-len" if is_flag else variable_of(ExecutorSettings, "max_model_len")
+        raise PlanError(
+            f"{source}={wanted}: model {model.name} ends at {end} tokens; give at most that, or leave it out"
+        )
 
 
 def _given(settings_class: type[Settings], options: PlanOptions) -> list[str]:
@@ -181,10 +198,12 @@ def _offset(first: int | None, place: int, own: int, own_place: int = 0) -> int:
 
 
 class _Claims:
-    """Ports of one plan, held until it is made, so that no two services get the same."""
+    """Ports of one plan, held until it is made, so that no two services get the same. Ask `check` after all claims."""
 
     def __init__(self) -> None:
         self._held = ExitStack()
+        self._refused: dict[str, str] = {}
+        """Why the system refused each address, with the flag that chooses another."""
         self._ports: set[int] = set()
 
     def __enter__(self) -> _Claims:
@@ -194,7 +213,10 @@ class _Claims:
         self._held.close()
 
     def claim(self, host: str, port: int, flag: str) -> int:
-        """Return `port`, or a free one for 0. Raises PlanError, naming `flag`, where it is taken."""
+        """Return `port`, or a free one for 0; where it is taken, `check` will say so, naming `flag`.
+
+        Raises PlanError for what is no port.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         claim = self._held.enter_context(socket.socket(family, socket.SOCK_STREAM))
         # Connections that ended a moment ago do not count; a listener does.
@@ -205,13 +227,22 @@ class _Claims:
         except OverflowError:
             raise PlanError(f"{flag}: {port} is no port, they end at 65535") from None
         except OSError as error:
-            raise PlanError(
-                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose another with {flag} "
-                "(0 picks a free one)"
-            ) from None
+            self._refused.setdefault(f"{host}:{port}", f"{error.strerror}; {flag}")
+            self._ports.add(port)
+            return port
         got = int(claim.getsockname()[1])
         self._ports.add(got)
         return got
+
+    def check(self, gateway_host: str, gateway_port: int) -> None:
+        """Raise PlanError where ports are taken: all of them at once, and whether a gateway of Octavo's has its own."""
+        if not self._refused:
+            return
+        self._held.close()  # whoever is asked now is somebody else
+        listed = ", ".join(f"{address} ({why})" for address, why in self._refused.items())
+        is_taken = f"{gateway_host}:{gateway_port}" in self._refused
+        advice = _advice(f"{_reachable(gateway_host)}:{gateway_port}" if is_taken else None)
+        raise PlanError(f"cannot listen on {listed}", advice)
 
     def claim_from(self, host: str, first: int, count: int, flag: str) -> list[int]:
         """Return `count` ports from `first` on, or free ones for 0. After the first, those of this plan are left out:
@@ -224,6 +255,17 @@ class _Claims:
                 port = next(each for each in itertools.count(ports[-1] + 1) if each not in self._ports)
             ports.append(self.claim(host, port, flag))
         return ports
+
+
+def _advice(gateway: str | None) -> str:
+    """Return what to do about taken ports. `gateway`: where what answers may be a cell that runs already."""
+    # Imported here, since gRPC takes a while to import.
+    from octavo.client.discovery import GATEWAY, find_all_blocking
+
+    others = "stop what uses them, or choose others by these flags (0 picks a free one)"
+    if gateway is not None and find_all_blocking(GATEWAY, [gateway]):
+        return f"a cell of Octavo runs here already: `octavo chat --address {gateway}` talks to it; or {others}"
+    return others
 
 
 def _reachable(bind: str) -> str:

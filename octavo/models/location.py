@@ -10,6 +10,7 @@ from pathlib import Path
 from octavo.home import octavo_home
 from octavo.models.catalog import CATALOG
 from octavo.models.errors import ModelError
+from octavo.spelling import did_you_mean
 
 MANIFEST_NAME = "manifest.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -45,6 +46,13 @@ def models_folder(home: Path | None = None) -> Path:
     return (octavo_home() if home is None else home) / "models"
 
 
+def fetched_models(models: Path) -> list[str]:
+    """Return the names of the models that lie in the folder of fetched models, whole or not, sorted by folder."""
+    folders = [path.name for path in sorted(models.iterdir()) if path.is_dir()] if models.is_dir() else []
+    # Hub ids lie there with -- in place of the slash.
+    return [name if name in CATALOG else name.replace("--", "/", 1) for name in folders]
+
+
 def locate(model: str, models: Path | None = None) -> ModelLocation:
     """Return where a catalog name, GGUF file, Hugging Face folder, prepared folder or hub id (owner/name) lies.
 
@@ -72,7 +80,7 @@ def locate(model: str, models: Path | None = None) -> ModelLocation:
     known = ", ".join(CATALOG)
     raise ModelError(
         f"no model {model!r}: there is no such file or folder, it is no name that `octavo pull` knows ({known}), "
-        "and no hub id (owner/name)"
+        f"and no hub id (owner/name){did_you_mean(model, {*CATALOG, *fetched_models(models)})}"
     )
 
 

@@ -56,10 +56,11 @@ class ServiceError(Exception):
         return f"{type(self).__name__}({self.code.name}, {self.reason}, {self.message!r})"
 
 
-def invalid_argument(violations: Sequence[FieldViolation]) -> ServiceError:
-    """Return the INVALID_ARGUMENT error that names every bad field at once."""
+def invalid_argument(violations: Sequence[FieldViolation], metadata: Mapping[str, str] | None = None) -> ServiceError:
+    """Return the INVALID_ARGUMENT error that names every bad field at once; `metadata` holds the numbers."""
     listed = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
-    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", listed, violations=violations)
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    return ServiceError(code, "INVALID_REQUEST", listed, metadata=metadata, violations=violations)
 
 
 def code_from_number(number: int) -> grpc.StatusCode:

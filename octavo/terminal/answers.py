@@ -58,9 +58,9 @@ class Answer:
 
     def figures(self) -> str:
         """Return the token counts and times in one line."""
-        parts = [counted(self.num_tokens, "token")]
+        parts = [f"{counted(self.num_tokens, 'token')} written"]
         if self.prompt_tokens is not None:
-            parts[0] += f" after a prompt of {self.prompt_tokens}"
+            parts.append(f"prompt {self.prompt_tokens}")
         if self.num_tokens:
             parts.append(f"first token {1000 * (self.first_at - self.asked_at):.0f} ms")
         if self.tokens_per_second is not None:

@@ -120,7 +120,7 @@ class ChatLoop:
             print(file=self._out, flush=True)
         if error is not None:
             self._has_failed = True
-            explained = explain(error)
+            explained = explain(error, in_chat=self._lines.is_interactive)
             assert explained is not None  # every ServiceError has words
             show(explained, self._notes)
         elif self._style.is_terminal:
@@ -157,4 +157,4 @@ class ChatLoop:
 def _closing(answer: Answer, is_stopped: bool) -> str:
     if not is_stopped:
         return answer.figures()
-    return f"stopped after {answer.figures()}" if answer.text else "stopped before anything came; the question is gone"
+    return f"stopped: {answer.figures()}" if answer.text else "stopped before anything came; the question is gone"

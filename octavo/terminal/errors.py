@@ -17,6 +17,7 @@ from octavo.models.errors import ModelError
 from octavo.rpc.errors import ServiceError
 from octavo.terminal.packages import requirement_for
 from octavo.terminal.style import Style, printable
+from octavo.terminal.suggestion import with_model
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,12 @@ class CommandError(Exception):
         self.hint = hint
 
 
-_TOO_LONG = "shorten the input (in a chat, /undo and /reset do), or serve the model with a larger --max-model-len"
 # By ErrorInfo.reason, which is stable; the code says less.
 _HINT_BY_REASON: Mapping[str, str] = {
     "NO_EXECUTOR": "an executor may be starting: wait and repeat; `octavo load` lists those that are ready",
     "NO_SCHEDULER": "the scheduler is away: wait and repeat; `octavo doctor` shows which services answer",
     "MODEL_NOT_FOUND": "name one of those with --model, or leave it out where one model is served",
     "UNKNOWN_MODEL": "no executor has announced it yet: wait and repeat; `octavo load` lists the executors",
-    "PROMPT_TOO_LONG": _TOO_LONG,
     "EXCEEDS_KV_MEMORY": "lower --max-tokens, or serve the model with more --kv-memory",
     "MODEL_REVISION_MISMATCH": "restart gateway and executors on the same prepared model",
     "CANCELLED_BY_OPERATOR": "somebody cancelled it by `octavo cancel`",
@@ -60,14 +59,19 @@ _FLAG_FIELDS = ("sampling.", "stopping.", "seed")
 """Where the fields of a request come from flags: sampling.top_p is --top-p."""
 
 
-def explain(error: Exception) -> Explained | None:
-    """Return what to tell a person; None where the error is a defect, whose traceback is what helps."""
+def explain(error: Exception, *, in_chat: bool = False) -> Explained | None:
+    """Return what to tell a person; None where the error is a defect, whose traceback is what helps.
+
+    `in_chat`: the person can type the commands of `octavo chat`.
+    """
     match error:
         case ServiceError():
-            return _explain_service_error(error)
+            return _explain_service_error(error, in_chat)
         case CommandError():
             return Explained(error.message, error.hint)
-        case ModelError() | PlanError() | StartError():
+        case PlanError():
+            return Explained(str(error), error.hint)
+        case ModelError() | StartError():
             # Their messages name the command or flag themselves.
             return Explained(str(error))
         case ModuleNotFoundError(name=str(name)):
@@ -78,20 +82,33 @@ def explain(error: Exception) -> Explained | None:
     return None
 
 
-def _explain_service_error(error: ServiceError) -> Explained:
+def _explain_service_error(error: ServiceError, in_chat: bool) -> Explained:
     message, is_unreachable, rest = error.message.partition(f"; {START_HINT}")
     if is_unreachable:
         # The client's words for every caller; here the advice has a line of its own.
         elsewhere = "so does --address HOST:PORT" if rest else "--address HOST:PORT names another place"
         return Explained(message, f"{START_HINT}{rest}; {elsewhere}")
     hint = _HINT_BY_REASON.get(error.reason) or _HINT_BY_CODE.get(error.code)
-    if hint is None and any(each.field in _INPUT_FIELDS and "at most" in each.description for each in error.violations):
-        hint = _TOO_LONG
+    is_too_long = any(each.field in _INPUT_FIELDS and "at most" in each.description for each in error.violations)
+    if error.reason == "PROMPT_TOO_LONG" or (hint is None and is_too_long):
+        hint = _hint_on_length(error.metadata, in_chat)
     if hint is None:
         fields = [each.field for each in error.violations if each.field.startswith(_FLAG_FIELDS)]
         flags = dict.fromkeys(f"--{field.rpartition('.')[2].replace('_', '-')}" for field in fields)
         hint = f"see {', '.join(flags)}" if flags else None
     return Explained(message, hint)
+
+
+def _hint_on_length(metadata: Mapping[str, str], in_chat: bool) -> str:
+    hint = (
+        "shorten the input, or forget some of the conversation by /undo or /reset" if in_chat else "shorten the input"
+    )
+    served, own = metadata.get("max_model_len", ""), metadata.get("max_position_embeddings", "")
+    if not (served.isdecimal() and own.isdecimal()):
+        return f"{hint}, or serve the model with a larger --max-model-len where it has one"
+    if int(served) >= int(own):
+        return hint
+    return f"{hint}, or serve the model with a larger --max-model-len: its own end is at {own} tokens"
 
 
 def show(explained: Explained, stream: TextIO | None = None) -> None:
@@ -100,4 +117,4 @@ def show(explained: Explained, stream: TextIO | None = None) -> None:
     style = Style(stream)
     print(f"{style.red('octavo: error:')} {printable(explained.message)}", file=stream, flush=True)
     if explained.hint:
-        print(f"{style.dim('hint:')} {explained.hint}", file=stream, flush=True)
+        print(f"{style.dim('hint:')} {with_model(explained.hint)}", file=stream, flush=True)

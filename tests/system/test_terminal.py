@@ -183,8 +183,8 @@ async def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(
     chat.type("the first\r")
     await asyncio.to_thread(chat.until, r"the first\r\n.{40}")
     chat.type("\x03")
-    stopped = await asyncio.to_thread(chat.until, r"stopped after \d+ tokens after a prompt of \d+.*> ")
-    figures = re.search(r"stopped after (\d+) tokens after a prompt of (\d+)", stopped)
+    stopped = await asyncio.to_thread(chat.until, r"stopped: \d+ tokens written, prompt \d+.*> ")
+    figures = re.search(r"stopped: (\d+) tokens written, prompt (\d+)", stopped)
     assert figures is not None
     await wait_idle(stack)
     assert chat.process.poll() is None

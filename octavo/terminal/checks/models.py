@@ -7,7 +7,7 @@ from pathlib import Path
 
 from octavo.models.catalog import CATALOG, DEFAULT_MODEL
 from octavo.models.errors import ModelError
-from octavo.models.location import MANIFEST_NAME, ModelLocation, locate, models_folder
+from octavo.models.location import MANIFEST_NAME, ModelLocation, fetched_models, locate, models_folder
 from octavo.models.manifest import read_manifest
 from octavo.models.prepared import command_for, open_prepared
 from octavo.terminal.checks.finding import Finding, Level
@@ -19,7 +19,7 @@ _SECTION = "models"
 def check_models(home: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the state of every model that was fetched, and of the one that OCTAVO_MODEL names."""
     folder = models_folder(home)
-    names = [_name(path.name) for path in sorted(folder.iterdir()) if path.is_dir()] if folder.is_dir() else []
+    names = fetched_models(folder)
     named = environ.get("OCTAVO_MODEL")
     if named and named not in names:
         names.append(named)
@@ -34,13 +34,8 @@ def check_models(home: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _state(location)
     if not names:
         model = CATALOG[DEFAULT_MODEL]
-        advice = f"octavo pull {model.name} ({size(model.size)}); `octavo up MODEL` does it by itself"
+        advice = f"octavo pull {model.name} ({size(model.size)}); `octavo up {model.name}` does it by itself"
         yield Finding(_SECTION, "none", Level.NOTE, f"no model in {folder}", advice)
-
-
-def _name(folder: str) -> str:
-    """Return the model's name of a folder of fetched models: hub ids lie there with -- in place of the slash."""
-    return folder if folder in CATALOG else folder.replace("--", "/", 1)
 
 
 def _state(location: ModelLocation) -> Finding:

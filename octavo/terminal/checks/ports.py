@@ -15,6 +15,7 @@ from octavo.terminal.checks.finding import Finding, Level
 from octavo.terminal.checks.listeners import is_listening, listener_of
 from octavo.terminal.checks.variables import settings_of
 from octavo.terminal.figures import counted
+from octavo.terminal.suggestion import with_model
 
 _PORTS, _SERVICES = "ports", "services"
 _TIMEOUT = 2.0
@@ -79,7 +80,7 @@ async def check_services(asked: Mapping[Api, list[str]] | None = None) -> list[F
         for endpoint in await find_all(api, addresses, _TIMEOUT)
     ]
     if not findings:
-        advice = "octavo up MODEL starts a cell"
+        advice = with_model("octavo up MODEL starts a cell")
         findings.append(Finding(_SERVICES, "none", Level.NOTE, "no gateway answers on this machine", advice))
     return findings
 

@@ -265,7 +265,7 @@ async def test_the_demo_streams_the_answer_and_says_how_fast_it_came(capsys: pyt
         await ask(address, "Which city?")
     out = capsys.readouterr().out
     assert out.startswith("\nyou    Which city?\nmodel  Paris is it.\n")
-    assert "5 prompt tokens, 4 tokens written, ended by STOP" in out
+    assert "5 prompt tokens, 4 tokens written, ended by the model itself" in out
     assert re.search(r"time to first token \d+ ms, then \d+\.\d tokens/s", out)
     (request,) = servicer.requests
     assert request.sampling.HasField("temperature")

@@ -85,6 +85,16 @@ def test_several_executors_share_cores_and_memory(model: PreparedModel) -> None:
     assert {"--threads", "--kv-memory"}.isdisjoint(by_variable.services[-1].command)
 
 
+def test_a_length_beyond_the_model_s_end_is_refused_at_once(model: PreparedModel) -> None:
+    """The flag or the variable is named with the end of the model; the end itself is fine."""
+    end = model.max_position_embeddings
+    with pytest.raises(PlanError, match=rf"^--max-model-len={end + 1}: model m ends at {end} tokens"):
+        plan_cell(model, PlanOptions(extra={"max_model_len": str(end + 1)}, **FREE), {})
+    with pytest.raises(PlanError, match=rf"^OCTAVO_MAX_MODEL_LEN={end + 1}: "):
+        plan_cell(model, PlanOptions(**FREE), {"OCTAVO_MAX_MODEL_LEN": str(end + 1)})
+    plan_cell(model, PlanOptions(extra={"max_model_len": str(end)}, **FREE), {})
+
+
 @pytest.mark.parametrize("service", ["gateway", "scheduler", "executor", "http", "admin", "metrics"])
 def test_a_taken_port_is_named_with_its_flag(model: PreparedModel, service: str) -> None:
     """Nothing is moved to another port behind the user's back."""
@@ -92,6 +102,21 @@ def test_a_taken_port_is_named_with_its_flag(model: PreparedModel, service: str)
         port = taken.getsockname()[1]
         with pytest.raises(PlanError, match=rf"cannot listen on 127\.0\.0\.1:{port}.*--{service}-port"):
             plan_cell(model, PlanOptions(**(FREE | {f"{service}_port": port})), {})
+
+
+def test_all_taken_ports_are_named_at_once(model: PreparedModel) -> None:
+    """Nobody has to free one after the other to learn of the next; what has them here is no cell."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        first, second = one.getsockname()[1], other.getsockname()[1]
+        # A listener that never answers is asked only where the gateway was to be, which is free here.
+        ports = FREE | {"scheduler_port": first, "executor_port": second}
+        with pytest.raises(PlanError) as raised:
+            plan_cell(model, PlanOptions(**ports), {})
+    assert str(raised.value) == (
+        f"cannot listen on 127.0.0.1:{first} (Address already in use; --scheduler-port), "
+        f"127.0.0.1:{second} (Address already in use; --executor-port)"
+    )
+    assert raised.value.hint == "stop what uses them, or choose others by these flags (0 picks a free one)"
 
 
 def test_two_services_cannot_have_one_port(model: PreparedModel) -> None:

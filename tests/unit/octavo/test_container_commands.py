@@ -49,7 +49,9 @@ async def test_no_answer_and_no_such_service_are_said(server: RpcServer, capsys:
     await server.stop(0)
     assert await ask(server) == 1
     captured = capsys.readouterr()
-    assert "does not answer" in captured.err
+    address = f"127.0.0.1:{server.port}"
+    hint = "`octavo doctor` shows which services answer"
+    assert captured.err == f"octavo: error: cannot connect to {address}: connection refused\nhint: {hint}\n"
     assert captured.out == ""
 
 

@@ -32,7 +32,7 @@ def outcome_of(
 ) -> Outcome:
     """An outcome with these records, on an idle machine."""
     result = replace(result_of(*records, is_open_loop=is_open_loop, cpu_seconds=cpu_seconds), was_stopped=was_stopped)
-    return Outcome(FakeTarget().info, settings_of(), result, figures_of(result, {"ttft": 0.5}), (0.0, 0.0))
+    return Outcome(FakeTarget().info, settings_of(), result, figures_of(result, {"ttft": 0.5}), 64, (0.0, 0.0))
 
 
 def measured() -> Outcome:
@@ -76,6 +76,13 @@ def test_a_figure_without_a_sample_is_a_dash() -> None:
 def test_a_quiet_run_has_no_notes() -> None:
     """Notes are for what makes figures doubtful; there is none here."""
     assert notes_on(outcome_of(record_of([101.0, 101.1, 101.2]), is_open_loop=True)) == []
+
+
+def test_the_head_of_a_stopped_run_says_how_many_requests_were_sent_of_how_many() -> None:
+    """What was sent alone would look like what was asked for."""
+    records = [record_of([101.0]), record_of([], status=CANCELLED)]
+    assert "; 2 of 64 requests, " in report(outcome_of(*records, was_stopped=True)).splitlines()[1]
+    assert "; 2 requests, " in report(outcome_of(*records)).splitlines()[1]
 
 
 @pytest.mark.parametrize(

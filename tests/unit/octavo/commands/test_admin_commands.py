@@ -105,7 +105,9 @@ def test_cancel_takes_whole_ids_and_unique_beginnings(gateway: FakeGateway, caps
 @pytest.mark.parametrize(
     ("given", "message", "hint"),
     [
-        ("aa", "'aa' is the beginning of 2 ids", "aa-1, aa-12"),
+        ("aa", "'aa' stands for 2 ids", "aa-1, aa-12"),
+        ("1", "'1' stands for 2 ids", "aa-1, bb-1"),
+        ("2", "no live request has the id '2'", "octavo requests"),
         ("zz", "no live request has the id 'zz'", "octavo requests"),
         ("", "no live request has the id ''", "octavo requests"),
     ],
@@ -120,6 +122,14 @@ def test_cancel_does_nothing_where_an_id_is_not_clear(
     err = capsys.readouterr().err
     assert f"octavo: error: {message}\nhint: " in err
     assert hint in err
+
+
+def test_cancel_takes_the_number_or_the_end_of_an_id(gateway: FakeGateway) -> None:
+    """Ids of a cell are alike but for the number behind the dash: it is what people type."""
+    cell = "0123456789abcdef" * 2
+    gateway.live = [request(f"{cell}-2"), request(f"{cell}-12"), request("ff-7")]
+    assert main(["cancel", "2", "ef-12", "f-7", "--address", gateway.admin_address]) == 0
+    assert gateway.cancelled_ids == [f"{cell}-2", f"{cell}-12", "ff-7"]
 
 
 def test_cancel_says_what_ended_by_itself(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_every_turn_is_sent_with_all_before_it(gateway: FakeGateway) -> None:
         ],
     ]
     assert "answer 2\n" in shown
-    assert "2 tokens after a prompt of 5, first token " in shown
+    assert "2 tokens written, prompt 5, first token " in shown
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(gateway: FakeGateway) -> None:
@@ -87,7 +87,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(gateway: FakeGateway) -> None:
     code, shown, notes = chat(gateway, ["first", "second"], interrupt_at("tial"))
     assert gateway.left.wait(TIMEOUT)
     assert (code, notes) == (0, "")
-    assert "stopped after 2 tokens" in shown
+    assert "stopped: 2 tokens written, prompt 5, first token " in shown
     assert gateway.conversations()[1] == [("user", "first"), ("assistant", "partial"), ("user", "second")]
     assert "whole" in shown
 
@@ -126,7 +126,8 @@ def test_an_error_is_shown_with_its_hint_and_the_chat_goes_on(gateway: FakeGatew
     gateway.script = lambda request: refusal if request.chat.messages[-1].content == "long" else ["short"]
     code, shown, notes = chat(gateway, ["long", "hi"])
     assert code == 0
-    assert notes.startswith("octavo: error: the input has 9 tokens\nhint: shorten the input")
+    assert notes.startswith("octavo: error: the input has 9 tokens\nhint: shorten the input, or forget some of")
+    assert "by /undo or /reset" in notes
     assert gateway.conversations()[1] == [("user", "hi")]
     assert "short" in shown
 
@@ -137,7 +138,7 @@ def test_a_gateway_that_goes_away_is_an_error_of_one_turn(gateway: FakeGateway) 
     code, _, notes = chat(gateway, ["a", "b"])
     assert code == 0
     assert notes.count("cannot connect to") == 2
-    assert notes.count("octavo up MODEL") == 2
+    assert notes.count("octavo up smollm2-135m-instruct") == 2
 
 
 def test_undo_reset_and_system_change_what_is_sent(gateway: FakeGateway) -> None:

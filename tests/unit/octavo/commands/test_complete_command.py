@@ -34,7 +34,7 @@ def test_only_the_text_is_written(gateway: FakeGateway, capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert out == " a b"
     assert re.fullmatch(
-        r"2 tokens after a prompt of 5, first token \d+ ms(, then \S+ tokens/s)?, cut at the limit of tokens, seed 7\n",
+        r"2 tokens written, prompt 5, first token \d+ ms(, then \S+ tokens/s)?, cut at the limit of tokens, seed 7\n",
         err,
     )
     assert [request.text for request in gateway.requests] == ["once", "once"]
@@ -66,7 +66,7 @@ def test_a_terminal_without_a_prompt_is_bad_usage(
     with pytest.raises(SystemExit) as ended:
         main(["complete"])
     assert ended.value.code == 2
-    assert "give a PROMPT" in capsys.readouterr().err
+    assert "give PROMPT or pipe a text" in capsys.readouterr().err
 
 
 def test_a_terminal_gets_a_line_end_and_no_escape_sequences(
@@ -122,7 +122,7 @@ def test_nobody_at_the_address_is_told_with_both_ways_out(capsys: pytest.Capture
     assert main(["complete", "--address", "127.0.0.1:1", "x"]) == 1
     err = capsys.readouterr().err
     assert re.match(r"octavo: error: cannot connect to .*127\.0\.0\.1:1: connection refused\nhint: ", err)
-    assert "`octavo up MODEL`" in err
+    assert "`octavo up smollm2-135m-instruct`" in err
     assert "--address HOST:PORT" in err
 
 
@@ -135,10 +135,54 @@ def test_bad_usage_exits_with_2(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "wanted"),
+    [
+        ("--temperature", "hot", "a number from 0 to 2"),
+        ("--temperature", "2.1", "a number from 0 to 2"),
+        ("--top-p", "0", "a number above 0 and at most 1"),
+        ("--presence-penalty", "nan", "a number from -2 to 2"),
+        ("--max-tokens", "0", "a whole number from 1 to 4294967295"),
+        ("--max-tokens", "9" * 5000, "a whole number from 1 to 4294967295"),
+        ("--seed", "1.5", "a whole number from 0 to 18446744073709551615"),
+    ],
+)
+def test_a_number_out_of_range_is_told_with_its_flag_and_range(
+    flag: str, value: str, wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has to know what a float is, or to ask a gateway."""
+    with pytest.raises(SystemExit) as ended:
+        main(["complete", "x", flag, value])
+    assert ended.value.code == 2
+    assert f"error: {flag}: must be {wanted}, is '{value}'\n" in capsys.readouterr().err
+
+
+def test_a_completion_is_short_unless_it_is_to_be_long(gateway: FakeGateway) -> None:
+    """Without --max-tokens a base model would go on to the end of its context; the help names the default."""
+    for argv in ([], ["--max-tokens", "1000"]):
+        assert main(["complete", "--address", gateway.address, "x", *argv]) == 0
+    assert [request.stopping.max_tokens for request in gateway.requests] == [256, 1000]
+
+
+def test_the_help_names_the_default_of_max_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """A chat has another: its answers end by themselves."""
+    for command, default in (("complete", "256"), ("chat", "what is left of the context")):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert f"[default: {default}]" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_empty_prompt_is_refused_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is asked, and what to give is said."""
+    assert main(["complete", ""]) == 1
+    told = "octavo: error: there is nothing to continue\nhint: give PROMPT or pipe a text\n"
+    assert capsys.readouterr() == ("", told)
+
+
+@pytest.mark.parametrize(
     ("redirections", "code", "told"),
     [
         (">&-", 0, ""),
-        ("<&-", 0, ""),
+        ("<&-", 1, "octavo: error: there is nothing to continue\nhint: give PROMPT or pipe a text\n"),
         (">/dev/full", 1, "octavo: error: No space left on device\n"),
     ],
 )

@@ -36,6 +36,7 @@ from octavo.terminal.checks.ports import EXECUTOR, PortUse, check_ports, check_s
 from octavo.terminal.checks.software import check_software
 from octavo.terminal.checks.variables import check_variables
 from octavo.terminal.style import Style
+from octavo.terminal.suggestion import model_to_serve, with_model
 
 MEMINFO = "MemTotal: {total} kB\nMemFree: 1 kB\nMemAvailable: {available} kB\n"
 
@@ -177,6 +178,40 @@ def test_models_are_found_in_every_state(home: Path) -> None:
     assert (found[DEFAULT_MODEL].level, found[DEFAULT_MODEL].advice) == (Level.NOTE, f"octavo pull {DEFAULT_MODEL}")
     (whole / "model.safetensors").unlink()
     assert by_subject(list(check_models(home, {})))["a/whole"].level is Level.PROBLEM
+
+
+def test_hints_name_a_model_that_is_prepared_here(home: Path) -> None:
+    """What is to be typed can be pasted: the default before others, and without any the default as well."""
+    assert with_model("`octavo up MODEL` starts a cell") == f"`octavo up {DEFAULT_MODEL}` starts a cell"
+    (models_folder(home) / "a--bare").mkdir(parents=True)
+    write_model(models_folder(home) / "b--whole")
+    assert model_to_serve(home) == "b/whole"
+    assert with_model("`octavo up MODEL` starts a cell") == "`octavo up b/whole` starts a cell"
+    (models_folder(home) / DEFAULT_MODEL).mkdir()
+    assert model_to_serve(home) == "b/whole"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("smollm2-135m-instuct", DEFAULT_MODEL), ("b-whole", "b/whole")])
+def test_a_misspelt_model_is_told_with_what_was_meant(
+    home: Path, name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Models of the catalog and those that were fetched are known; anything else is like none."""
+    write_model(models_folder(home) / "b--whole")
+    assert main(["up", name]) == 1
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+    assert main(["up", "quite-another"]) == 1
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_up_says_that_a_cell_runs_already(home: Path, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its port is most often taken by an earlier `octavo up`: how to use that cell is said, with every taken port."""
+    write_model(models_folder(home) / "b--whole")
+    ports = [address.rpartition(":")[2] for address in (gateway.address, gateway.admin_address)]
+    flags = ["--scheduler-port", "0", "--executor-port", "0", "--metrics-port", "0"]
+    assert main(["up", "b/whole", "--gateway-port", ports[0], "--admin-port", ports[1], *flags]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert all(f"127.0.0.1:{port} (" in error for port in ports)
+    assert hint.startswith(f"hint: a cell of Octavo runs here already: `octavo chat --address {gateway.address}` talks")
 
 
 def test_the_model_of_the_variable_is_looked_at_too(home: Path) -> None:

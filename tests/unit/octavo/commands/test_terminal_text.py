@@ -14,7 +14,7 @@ from screen import Screen
 
 from octavo.client.errors import START_HINT
 from octavo.local.plan import PlanError
-from octavo.rpc.errors import ServiceError
+from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from octavo.terminal import packages
 from octavo.terminal.errors import CommandError, Explained, explain, show
 from octavo.terminal.figures import duration, share, size
@@ -107,6 +107,31 @@ def test_the_reason_decides_on_the_hint_before_the_code_does() -> None:
     assert full is not None
     assert "repeat it in a moment" in (full.hint or "")
     assert explain(service_error(grpc.StatusCode.INTERNAL, "INTERNAL")) == Explained("m", None)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "in_chat", "hint"),
+    [
+        ({"max_model_len": "512", "max_position_embeddings": "512"}, False, "shorten the input"),
+        (
+            {"max_model_len": "512", "max_position_embeddings": "512"},
+            True,
+            "shorten the input, or forget some of the conversation by /undo or /reset",
+        ),
+        (
+            {"max_model_len": "512", "max_position_embeddings": "2048"},
+            False,
+            "shorten the input, or serve the model with a larger --max-model-len: its own end is at 2048 tokens",
+        ),
+        ({}, False, "shorten the input, or serve the model with a larger --max-model-len where it has one"),
+    ],
+)
+def test_a_long_prompt_is_told_only_what_can_help(metadata: dict[str, str], in_chat: bool, hint: str) -> None:
+    """No longer context where the model has none, no command of the chat outside it."""
+    violation = FieldViolation("text", "has 600 tokens; so at most 511 of input")
+    explained = explain(invalid_argument([violation], metadata), in_chat=in_chat)
+    assert explained is not None
+    assert explained.hint == hint
 
 
 def test_advice_inside_a_clients_message_becomes_the_hint() -> None:
