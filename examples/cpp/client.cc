@@ -106,7 +106,7 @@ grpc::Status ShowError(Stub& stub) {
   pb::GenerateRequest request = Ask("Is this request right?");
   request.mutable_sampling()->set_temperature(9);
   request.mutable_sampling()->set_top_p(0);
-  request.mutable_stopping()->set_max_tokens(0);
+  request.set_n(0);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kTimeout);
   std::unique_ptr<grpc::ClientReader<pb::GenerateResponse>> reader = stub.Generate(&context, request);

@@ -76,7 +76,7 @@ async function showError(client) {
   const request = {
     ...ask('Is this request right?'),
     sampling: { temperature: 9, topP: 0 },
-    stopping: { maxTokens: 0 },
+    n: 0,
   };
   try {
     for await (const _ of generate(client, request));

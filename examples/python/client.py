@@ -80,7 +80,7 @@ def show_error(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
     request = ask("Is this request right?")
     request.sampling.temperature = 9
     request.sampling.top_p = 0
-    request.stopping.max_tokens = 0
+    request.n = 0
     try:
         for _ in stub.Generate(request, timeout=TIMEOUT):
             pass

@@ -83,7 +83,7 @@ def show_error(client: Client) -> None:
     request = {
         **ask("Is this request right?"),
         "sampling": {"temperature": 9, "top_p": 0},
-        "stopping": {"max_tokens": 0},
+        "n": 0,
     }
     try:
         for _ in client.request(SERVICE, "Generate", request, timeout=TIMEOUT):

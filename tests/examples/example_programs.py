@@ -100,7 +100,7 @@ async def check_error(cell: InProcessStack, command: Command) -> None:
         "reason INVALID_REQUEST",
         "field sampling.temperature: must be 0 to 2, is 9",
         "field sampling.top_p: must be above 0 and at most 1, is 0",
-        "field stopping.max_tokens: must be at least 1, is 0",
+        "field n: must be 1 to 128, is 0",
     ]
     assert message.startswith("message sampling.temperature: ")
     assert (await get_load(cell)).executors[0].num_steps == 0
