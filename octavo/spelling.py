@@ -7,9 +7,11 @@ from collections.abc import Iterable
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word most like `word`; None where none is."""
-    found = difflib.get_close_matches(word, sorted(known), n=1)
-    return found[0] if found else None
+    """Return the known word most like `word`, or else the first that begins with it; None where there is neither."""
+    words = sorted(known)
+    like = difflib.get_close_matches(word, words, n=1)
+    longer = [each for each in words if len(word) > 2 and each.startswith(word)]
+    return next(iter(like + longer), None)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

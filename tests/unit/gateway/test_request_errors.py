@@ -197,6 +197,8 @@ async def test_prompt_at_the_edge_of_the_context(prepared: PreparedModel) -> Non
             error = await refusal_of(stack, request)
             assert fields_of(error) == ["token_ids.ids"]
             assert f"{length} tokens; the model takes 16" in error.message
+            own = str(prepared.max_position_embeddings)
+            assert error.metadata == {"max_model_len": "16", "max_position_embeddings": own}
         events = await stack.generate(inference_pb2.GenerateRequest(token_ids={"ids": [5] * 15}))
         assert events[0].started.max_tokens == 1
 

@@ -191,7 +191,9 @@ def test_hints_name_a_model_that_is_prepared_here(home: Path) -> None:
     assert model_to_serve(home) == "b/whole"
 
 
-@pytest.mark.parametrize(("name", "meant"), [("smollm2-135m-instuct", DEFAULT_MODEL), ("b-whole", "b/whole")])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("smollm2-135m-instuct", DEFAULT_MODEL), ("smol", DEFAULT_MODEL), ("b-whole", "b/whole")]
+)
 def test_a_misspelt_model_is_told_with_what_was_meant(
     home: Path, name: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
