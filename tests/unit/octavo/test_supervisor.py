@@ -48,6 +48,7 @@ def fake_plan(folder: Path, modes: Sequence[str] = ("serve",) * 4) -> CellPlan:
             for name, port, mode in zip(NAMES, free_ports(len(modes)), modes, strict=False)
         ),
         "127.0.0.1:1",
+        "127.0.0.1:1",
     )
 
 

@@ -1,22 +1,22 @@
-"""A gateway with both of its APIs that says what it is told to, on an event loop in a thread of its own.
+"""A gateway with both of its APIs that says what it is told to.
 
-The commands run loops of their own in the main thread, as they do for a user.
+It is a server with threads: the commands run event loops of their own, as they do for a user, and two loops that run
+gRPC at once in one process disturb each other.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
-import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from octavo.rpc.errors import ServiceError
-from octavo.rpc.server import RpcServer
+from octavo.rpc.errors import ServiceError, to_rpc_status
+from octavo.rpc.limits import SERVER_OPTIONS
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc, model_pb2, model_pb2_grpc
 from octavo.v1 import inference_pb2 as pb
 
@@ -24,7 +24,7 @@ TIMEOUT = 30.0
 HANG = "<hang>"
 """A word that is never sent: the stream waits there until its client leaves."""
 
-_Context = grpc.aio.ServicerContext[Any, Any]
+_Context = grpc.ServicerContext
 Script = Callable[[pb.GenerateRequest], Sequence[str] | ServiceError]
 
 
@@ -57,32 +57,33 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, fake: FakeGateway) -> None:
         self._fake = fake
 
-    async def Generate(self, request: pb.GenerateRequest, context: _Context) -> None:  # noqa: N802
+    def Generate(self, request: pb.GenerateRequest, context: _Context) -> Iterator[pb.GenerateResponse]:  # noqa: N802
         """Stream the script, a word a token."""
         self._fake.requests.append(request)
         words = self._fake.script(request)
         if isinstance(words, ServiceError):
-            raise words
-        await context.write(pb.GenerateResponse(started=pb.Started(prompt_tokens=5, seed=7)))
+            _abort(context, words)
+            return
+        yield pb.GenerateResponse(started=pb.Started(prompt_tokens=5, seed=7))
         for index, word in enumerate(words):
             if word == HANG:
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    self._fake.left.set()
-            delta = pb.Delta(first_token_index=index, text=word, token_ids=[index])
-            await context.write(pb.GenerateResponse(delta=delta))
+                ended = threading.Event()
+                if context.add_callback(ended.set):
+                    ended.wait()
+                self._fake.left.set()
+                return
+            yield pb.GenerateResponse(delta=pb.Delta(first_token_index=index, text=word, token_ids=[index]))
         reason = pb.FINISH_REASON_LENGTH if request.stopping.max_tokens == len(words) else pb.FINISH_REASON_STOP
         finished = pb.ChoiceFinished(reason=reason, completion_tokens=len(words))
-        await context.write(pb.GenerateResponse(choice_finished=finished))
-        await context.write(pb.GenerateResponse(usage=pb.Usage(prompt_tokens=5, completion_tokens=len(words))))
+        yield pb.GenerateResponse(choice_finished=finished)
+        yield pb.GenerateResponse(usage=pb.Usage(prompt_tokens=5, completion_tokens=len(words)))
 
 
 class _Models(model_pb2_grpc.ModelServiceServicer):
     def __init__(self, fake: FakeGateway) -> None:
         self._fake = fake
 
-    async def ListModels(  # noqa: N802
+    def ListModels(  # noqa: N802
         self, request: model_pb2.ListModelsRequest, context: _Context
     ) -> model_pb2.ListModelsResponse:
         """List them on one page."""
@@ -93,59 +94,56 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self, fake: FakeGateway) -> None:
         self._fake = fake
 
-    async def ListRequests(  # noqa: N802
+    def ListRequests(  # noqa: N802
         self, request: admin_pb2.ListRequestsRequest, context: _Context
     ) -> admin_pb2.ListRequestsResponse:
         """List them on one page."""
         return admin_pb2.ListRequestsResponse(requests=self._fake.live)
 
-    async def CancelRequest(  # noqa: N802
+    def CancelRequest(  # noqa: N802
         self, request: admin_pb2.CancelRequestRequest, context: _Context
     ) -> admin_pb2.CancelRequestResponse:
         """Note what is to be cancelled."""
         if request.request_id in self._fake.gone:
-            raise ServiceError(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", "no such request is live")
+            _abort(context, ServiceError(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND", "no such request is live"))
         self._fake.cancelled_ids.append(request.request_id)
         return admin_pb2.CancelRequestResponse()
 
-    async def GetLoad(  # noqa: N802
+    def GetLoad(  # noqa: N802
         self, request: admin_pb2.GetLoadRequest, context: _Context
     ) -> admin_pb2.GetLoadResponse:
         """Return the scripted load."""
         return self._fake.load
 
 
-async def _serve(fake: FakeGateway, is_up: threading.Event, stop: asyncio.Event) -> None:
-    public, admin = RpcServer("127.0.0.1", 0), RpcServer("127.0.0.1", 0)
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(fake), public.server)
-    model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(fake), public.server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(fake), admin.server)
-    await public.start("octavo.v1.InferenceService", "octavo.v1.ModelService")
-    await admin.start("octavo.v1.AdminService")
-    await public.health.set("octavo.v1.InferenceService", True)
-    await admin.health.set("octavo.v1.AdminService", True)
-    fake.address, fake.admin_address = f"127.0.0.1:{public.port}", f"127.0.0.1:{admin.port}"
-    is_up.set()
-    await stop.wait()
-    await public.stop(0)
-    await admin.stop(0)
+def _abort(context: _Context, error: ServiceError) -> None:
+    context.set_trailing_metadata((("grpc-status-details-bin", to_rpc_status(error).SerializeToString()),))
+    context.abort(error.code, error.message)
+
+
+def _server(threads: ThreadPoolExecutor, *services: str) -> tuple[grpc.Server, str]:
+    """Return a server that says SERVING for `services`, and its address; it is not started yet."""
+    server = grpc.server(threads, options=SERVER_OPTIONS)
+    board = health.HealthServicer()
+    for name in services:
+        board.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(board, server)
+    return server, f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
 
 
 @contextmanager
 def running(fake: FakeGateway) -> Iterator[FakeGateway]:
     """Serve it on free ports."""
-    is_up, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
-
-    def serve() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(_serve(fake, is_up, stop))
-
-    thread = threading.Thread(target=serve, name="fake gateway")
-    thread.start()
-    try:
-        assert is_up.wait(TIMEOUT)
-        yield fake
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
+    with ThreadPoolExecutor(16, thread_name_prefix="fake gateway") as threads:
+        public, fake.address = _server(threads, "", "octavo.v1.InferenceService", "octavo.v1.ModelService")
+        admin, fake.admin_address = _server(threads, "", "octavo.v1.AdminService")
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(fake), public)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(fake), public)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(fake), admin)
+        public.start()
+        admin.start()
+        try:
+            yield fake
+        finally:
+            for server in (public, admin):
+                assert server.stop(0).wait(TIMEOUT)
