@@ -79,11 +79,16 @@ def test_a_terminal_gets_a_line_end_and_no_escape_sequences(
     assert sys.stdout.getvalue() == "a\ufffd[2J\n"  # type: ignore[attr-defined]
 
 
-def test_ctrl_c_cancels_and_exits_with_130(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_cancels_and_exits_with_130(gateway: FakeGateway) -> None:
     """The request ends on the server; the exit code is the one shells give to an interrupt."""
     gateway.script = lambda request: ["a", HANG]
-    monkeypatch.setattr(sys, "stdout", Screen(on_write=lambda text: text == "a" and signal.raise_signal(signal.SIGINT)))
-    assert main(["complete", "--address", gateway.address, "x"]) == 130
+    command = [sys.executable, "-m", "octavo", "complete", "--address", gateway.address, "x"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"a"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130, errors
     assert gateway.left.wait(TIMEOUT)
 
 
