@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from gateway.text_tools import TextTools
 from octavo.models.prepared import PreparedModel, open_prepared
 from octavo.rpc.channel import open_channel
 from octavo.rpc.metrics import MetricsServer
-from octavo.rpc.server import HealthBoard, PortTakenError, RpcServer, wait_for_signal
+from octavo.rpc.server import HealthBoard, RpcServer, wait_for_signal
 from octavo.rpc.settings import SettingsError
 from octavo.rpc.stages import Stages
 from octavo.settings import GatewaySettings
@@ -130,8 +130,7 @@ class GatewayServer:
             started.push_async_callback(self._rpc.stop, 0)
             await self._admin.start(ADMIN_SERVICE)
             started.push_async_callback(self._admin.stop, 0)
-            with _flag_named("--http-port"):
-                await self._http.start()
+            await self._http.start()
             started.push_async_callback(self._http.stop, 0)
             self._metrics.start()
             started.pop_all()
@@ -202,15 +201,6 @@ def _with_template(prepared: PreparedModel, settings: GatewaySettings) -> Prepar
     except UnicodeDecodeError as error:
         raise SettingsError(f"--chat-template: {settings.chat_template} is not UTF-8 text") from error
     return dataclasses.replace(prepared, chat_template=template)
-
-
-@contextlib.contextmanager
-def _flag_named(flag: str) -> Iterator[None]:
-    try:
-        yield
-    except PortTakenError as error:
-        message = f"{error}: choose another port with {flag} (0 picks a free one), or another address with --bind"
-        raise PortTakenError(message) from error
 
 
 async def _publish_health(health: HealthBoard, admin: HealthBoard, models: ServedModels, cell: Cell) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from octavo.rpc.server import PortTakenError
+from octavo.rpc.server import port_taken
 
 MAX_HEADER_BYTES = 64 * 1024
 """Of a request line with its headers; a connection that sends more is answered 400 and closed."""
@@ -77,7 +77,7 @@ class HttpServer:
             both = host == "::" and socket.has_dualstack_ipv6()
             return socket.create_server((host, self.port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         except OSError as error:
-            raise PortTakenError(f"cannot listen on {self._bind}:{self.port}: {error.strerror}") from error
+            raise port_taken(f"{self._bind}:{self.port}", error.strerror, "--http-port") from error
 
 
 class _Server(uvicorn.Server):

@@ -24,6 +24,14 @@ class PortTakenError(Exception):
     """The address cannot be bound."""
 
 
+def port_taken(address: str, reason: object, flag: str) -> PortTakenError:
+    """Return the error for an address that cannot be bound; `flag` gave its port."""
+    return PortTakenError(
+        f"cannot listen on {address}: {reason}: choose another port with {flag} (0 picks a free one), or another "
+        "address with --bind"
+    )
+
+
 class HealthBoard:
     """What grpc.health.v1 answers, by service name; "" is the whole process. Everything starts as NOT_SERVING.
 
@@ -79,10 +87,7 @@ class RpcServer:
         try:
             self.port = self.server.add_insecure_port(address)
         except RuntimeError as error:
-            raise PortTakenError(
-                f"cannot listen on {address}: {error}: choose another port with {self._flag} (0 picks a free one), or "
-                "another address with --bind"
-            ) from error
+            raise port_taken(address, error, self._flag) from error
         await self.server.start()
 
     async def stop(self, grace: float) -> None:
