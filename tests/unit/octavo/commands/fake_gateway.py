@@ -64,13 +64,13 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         if isinstance(words, ServiceError):
             _abort(context, words)
             return
+        if HANG in words and not context.add_callback(self._fake.left.set):
+            # Before the first word: grpc asks for no further one once the client has left.
+            self._fake.left.set()
         yield pb.GenerateResponse(started=pb.Started(prompt_tokens=5, seed=7))
         for index, word in enumerate(words):
             if word == HANG:
-                ended = threading.Event()
-                if context.add_callback(ended.set):
-                    ended.wait()
-                self._fake.left.set()
+                self._fake.left.wait()
                 return
             yield pb.GenerateResponse(delta=pb.Delta(first_token_index=index, text=word, token_ids=[index]))
         reason = pb.FINISH_REASON_LENGTH if request.stopping.max_tokens == len(words) else pb.FINISH_REASON_STOP
