@@ -9,9 +9,11 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+from octavo.rpc.early_gc import pause_gc, resume_gc
 from octavo.rpc.early_signals import end_at_sigterm
 
 end_at_sigterm()
+pause_gc()
 
 from executor_svc.preload import preload_torch
 
@@ -35,6 +37,7 @@ def main() -> int:
     from executor_svc.server import serve
 
     stages.done("imports")
+    resume_gc()
     try:
         return run(serve(settings, stages))
     except (ModelError, ModelLoadError, PortTakenError, SettingsError) as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from octavo.rpc.early_gc import pause_gc
 from octavo.rpc.early_signals import end_at_sigterm
 
 end_at_sigterm()
+pause_gc()
 
 from gateway.server import serve
 from octavo.models.errors import ModelError

@@ -31,6 +31,7 @@ from gateway.servicer import InferenceServicer
 from gateway.text_tools import TextTools
 from octavo.models.prepared import PreparedModel, open_prepared
 from octavo.rpc.channel import open_channel
+from octavo.rpc.early_gc import resume_gc
 from octavo.rpc.metrics import MetricsServer
 from octavo.rpc.server import HealthBoard, RpcServer, wait_for_signal
 from octavo.rpc.settings import SettingsError
@@ -165,6 +166,7 @@ async def serve(settings: GatewaySettings, stages: Stages) -> int:
     stopped = asyncio.create_task(wait_for_signal())
     server = GatewayServer(settings, [open_prepared(settings.model)], Backoff())
     stages.done("tokenizer")
+    resume_gc()
     await server.start()
     stages.done("listening")
     ports = {name: getattr(server, name) for name in ("port", "http_port", "admin_port", "metrics_port")}

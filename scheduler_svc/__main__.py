@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from octavo.rpc.early_gc import pause_gc, resume_gc
 from octavo.rpc.early_signals import end_at_sigterm
 
 end_at_sigterm()
+pause_gc()
 
 from octavo.rpc.server import run
 from octavo.rpc.settings import stop_with
@@ -20,6 +22,7 @@ def main() -> int:
     configure_logging("scheduler", settings.log_level)
     stages = Stages(process_started())
     stages.done("imports")
+    resume_gc()
     try:
         return run(serve(settings, stages))
     except StartError as error:
