@@ -1,3 +1,6 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -28,7 +31,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "stopping", "output", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens")
+    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "stopping", "output", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens", "scheduling", "cache")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +44,8 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BEST_OF_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -53,7 +58,27 @@ class GenerateRequest(_message.Message):
     request_id: str
     best_of: int
     truncate_prompt_tokens: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling: _Optional[_Union[SamplingConfig, _Mapping]] = ..., stopping: _Optional[_Union[StoppingConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., best_of: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
+    scheduling: SchedulingConfig
+    cache: CacheConfig
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling: _Optional[_Union[SamplingConfig, _Mapping]] = ..., stopping: _Optional[_Union[StoppingConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., best_of: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., scheduling: _Optional[_Union[SchedulingConfig, _Mapping]] = ..., cache: _Optional[_Union[CacheConfig, _Mapping]] = ...) -> None: ...
+
+class SchedulingConfig(_message.Message):
+    __slots__ = ("priority", "queue_ttl", "first_token_target")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TTL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_TARGET_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    queue_ttl: _duration_pb2.Duration
+    first_token_target: _duration_pb2.Duration
+    def __init__(self, priority: _Optional[int] = ..., queue_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token_target: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class CacheConfig(_message.Message):
+    __slots__ = ("salt", "bypass")
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    BYPASS_FIELD_NUMBER: _ClassVar[int]
+    salt: str
+    bypass: bool
+    def __init__(self, salt: _Optional[str] = ..., bypass: bool = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -172,20 +197,22 @@ class PromptTokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "seed", "prompt_tokens", "max_tokens")
+    __slots__ = ("request_id", "model", "model_revision", "seed", "prompt_tokens", "max_tokens", "cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
     seed: int
     prompt_tokens: int
     max_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("choice", "first_token_index", "text", "token_ids", "logprobs")
@@ -232,12 +259,14 @@ class ChoiceFinished(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateOnceRequest(_message.Message):
     __slots__ = ("request",)

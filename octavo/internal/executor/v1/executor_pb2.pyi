@@ -122,20 +122,22 @@ class StepBatch(_message.Message):
     def __init__(self, session: _Optional[int] = ..., step: _Optional[int] = ..., released_handles: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., handles: _Optional[_Iterable[int]] = ..., num_scheduled_tokens: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("handle", "token_ids", "num_prompt_tokens", "choice", "sampling", "stopping")
+    __slots__ = ("handle", "token_ids", "num_prompt_tokens", "choice", "sampling", "stopping", "num_cached_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     choice: int
     sampling: _sequence_pb2.SamplingParams
     stopping: _sequence_pb2.StoppingParams
-    def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("session", "step", "handles", "statuses", "num_sampled_tokens", "token_ids", "logprobs", "timings", "prompt_logprobs", "failure")

@@ -86,7 +86,7 @@ class Welcome(_message.Message):
     def __init__(self, term: _Optional[int] = ..., unknown_requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "label", "model", "model_revision", "tenant", "prompt_token_ids", "sampling", "stopping", "choices", "age", "remaining_deadline", "traceparent", "accepted")
+    __slots__ = ("request", "label", "model", "model_revision", "tenant", "prompt_token_ids", "sampling", "stopping", "choices", "age", "remaining_deadline", "traceparent", "accepted", "cache_salt", "bypass_cache", "priority", "remaining_queue_ttl", "remaining_first_token")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,11 @@ class Submit(_message.Message):
     REMAINING_DEADLINE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    BYPASS_CACHE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_QUEUE_TTL_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     request: int
     label: str
     model: str
@@ -113,7 +118,12 @@ class Submit(_message.Message):
     remaining_deadline: _duration_pb2.Duration
     traceparent: str
     accepted: bool
-    def __init__(self, request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ChoiceRecord, _Mapping]]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., accepted: bool = ...) -> None: ...
+    cache_salt: str
+    bypass_cache: bool
+    priority: int
+    remaining_queue_ttl: _duration_pb2.Duration
+    remaining_first_token: _duration_pb2.Duration
+    def __init__(self, request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ChoiceRecord, _Mapping]]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., accepted: bool = ..., cache_salt: _Optional[str] = ..., bypass_cache: bool = ..., priority: _Optional[int] = ..., remaining_queue_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ChoiceRecord(_message.Message):
     __slots__ = ("token_ids", "end")
@@ -150,10 +160,12 @@ class Ack(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request",)
+    __slots__ = ("request", "num_cached_tokens")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request: int
-    def __init__(self, request: _Optional[int] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, request: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("request", "error")
@@ -172,7 +184,7 @@ class StepOutputs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[ChoiceOutput, _Mapping]]] = ...) -> None: ...
 
 class ChoiceOutput(_message.Message):
-    __slots__ = ("request", "choice", "first_token_index", "token_ids", "logprobs", "end", "prompt_logprobs")
+    __slots__ = ("request", "choice", "first_token_index", "token_ids", "logprobs", "end", "prompt_logprobs", "num_cached_tokens")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +192,7 @@ class ChoiceOutput(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request: int
     choice: int
     first_token_index: int
@@ -187,7 +200,8 @@ class ChoiceOutput(_message.Message):
     logprobs: _sequence_pb2.TokenLogprobColumns
     end: ChoiceEnd
     prompt_logprobs: PromptLogprobs
-    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., first_token_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ..., end: _Optional[_Union[ChoiceEnd, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, request: _Optional[int] = ..., choice: _Optional[int] = ..., first_token_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ..., end: _Optional[_Union[ChoiceEnd, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("first_token_index", "columns")
