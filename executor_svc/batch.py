@@ -90,6 +90,8 @@ class NewSequence:
     choice: int
     sampling: SamplingParams
     stopping: StoppingParams
+    num_cached_tokens: int = 0
+    """Of token_ids, from the first, those whose KV lies in the first of the row's blocks already."""
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,7 @@ def _new_sequence(message: pb.NewSequence) -> NewSequence:
             prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
         ),
         stopping=StoppingParams(stopping.max_tokens, stopping.min_tokens, tuple(stopping.stop_token_ids)),
+        num_cached_tokens=message.num_cached_tokens,
     )
 
 

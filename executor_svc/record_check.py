@@ -28,6 +28,8 @@ def problem_with(sequence: NewSequence, limits: Limits) -> str | None:
         return f"num_prompt_tokens is {num_prompt} of {num_tokens} tokens"
     if num_tokens >= limits.max_model_len:
         return f"{num_tokens} tokens leave no room in max_model_len {limits.max_model_len}"
+    if sequence.num_cached_tokens >= num_tokens or sequence.num_cached_tokens % limits.block_size:
+        return f"num_cached_tokens is {sequence.num_cached_tokens} of {num_tokens}, in blocks of {limits.block_size}"
     if tokens.min() < 0 or tokens.max() >= limits.vocab_size:
         return f"a token id is not below {limits.vocab_size}"
     return (

@@ -69,7 +69,7 @@ class SequenceTable:
         return np.array(found, dtype=np.int64)
 
     def add(self, sequence: NewSequence) -> None:
-        """Begin a stay, nothing computed, no blocks. Its record is sound and its handle new (see input_batch)."""
+        """Begin a stay without blocks, nothing computed but what is cached. Its record is sound and its handle new (see input_batch)."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
@@ -81,6 +81,7 @@ class SequenceTable:
         self._end_at[slot] = min(sequence.num_prompt_tokens + stopping.max_tokens, self._limits.max_model_len)
         self.tokens[slot, :num_tokens] = sequence.token_ids
         self.num_tokens[slot] = num_tokens
+        self.num_computed_tokens[slot] = sequence.num_cached_tokens
         self.sampler.add(slot, sequence)
 
     def add_ended(self, handle: int) -> None:

@@ -35,6 +35,8 @@ class ExecutorSpec:
 class NewSequence:
     """A sequence that the executor does not hold yet, in full. token_ids is the prompt, then the committed output.
 
+    num_cached_tokens of them, from the first, have their KV in the blocks of the row.
+
     request and queue_seconds are for the scheduler's own log and figures; the executor is not told. queue_seconds is
     the time from the request's acceptance by a gateway to this first admission; None where it had started before.
     """
@@ -47,6 +49,7 @@ class NewSequence:
     sampling: object
     stopping: StoppingParams
     queue_seconds: float | None = None
+    num_cached_tokens: int = 0
 
 
 class ScheduledRow(NamedTuple):
@@ -132,7 +135,8 @@ class BatchResult:
 class TokensOut(NamedTuple):
     """New tokens of one choice, its end, logprobs of its prompt, or several of these.
 
-    first_token_index counts the choice's tokens before these.
+    first_token_index counts the choice's tokens before these; num_cached_tokens is 0 where there are none, or where the
+    gateway has been told.
     """
 
     request: RequestId
@@ -142,6 +146,7 @@ class TokensOut(NamedTuple):
     logprobs: object | None
     end: ChoiceEnd | None
     prompt_logprobs: object | None = None
+    num_cached_tokens: int = 0
 
 
 class RequestDone(NamedTuple):

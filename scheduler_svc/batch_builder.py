@@ -8,7 +8,7 @@ One step, in this order:
    of max_num_batched_tokens tokens.
 2. **Prefills** in progress, in order of admission, each as long a chunk as budget and policy allow.
 3. **Admissions**, in the order of the queue, while the head fits. Nobody overtakes a head that does not: it would
-   starve.
+   starve. A head steps aside while those that run compute most of what it needs: it then shares their blocks.
 
 Whoever does not fit may evict others, whom the policy names. A victim's blocks are free at once, for this very step.
 """
@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from scheduler_svc.batch import NewSequence, ScheduledBatch, ScheduledRow
 from scheduler_svc.executor_state import ExecutorState, InFlightStep, QueueKey
+from scheduler_svc.keyed_heap import Entry
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus, SequenceView
@@ -37,7 +38,11 @@ ISOLATE_AFTER = 2
 A step fails whole, so whoever shared it is suspect. Alone, the innocent are cleared.
 """
 
+MAX_SET_ASIDE = 16
+"""Most sequences per step that step aside for a prefix that is being computed; more would make the step long."""
+
 _NO_BLOCKS: tuple[int, ...] = ()
+_NO_PREFIX: list[int] = []
 _LAST_KEY: tuple[float, ...] = (math.inf,)
 
 
@@ -147,9 +152,7 @@ class BatchBuilder:
                 quota = _quota(policy, sequence, draft.budget)
                 if quota:
                     draft.add(sequence, quota, _NO_BLOCKS)
-        while draft.budget and executor.waiting:
-            if not self._admit_head(draft, executor, policy, now):
-                break
+        self._schedule_admissions(draft, executor, policy, now)
         return draft
 
     def _schedule_decodes(
@@ -187,26 +190,43 @@ class BatchBuilder:
             draft.budget -= 1
         return prefills
 
-    def _admit_head(self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, now: float) -> bool:
-        """Admit or shed the head of the queue; False where it has to wait."""
-        head = executor.waiting.peek()
-        if head is None:
-            return False
-        _, sequence = head
+    def _schedule_admissions(self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, now: float) -> None:
+        waiting = executor.waiting
+        aside: list[Entry[Sequence]] = []
+        while draft.budget and (head := waiting.peek()) is not None:
+            sequence = head[1]
+            prefix = executor.kv.find_prefix(sequence)
+            if len(aside) < MAX_SET_ASIDE and _is_worth_waiting(executor, sequence, prefix):
+                aside.append(waiting.set_aside())
+            elif not self._admit(draft, executor, policy, sequence, prefix, now):
+                break
+        for entry in aside:
+            waiting.put_back(entry)
+
+    def _admit(
+        self,
+        draft: _Draft,
+        executor: ExecutorState,
+        policy: BaseScheduler,
+        sequence: Sequence,
+        prefix: list[int],
+        now: float,
+    ) -> bool:
+        """Admit or shed the head of the queue; False where it has to wait. `prefix`: the blocks that it can share."""
         if sequence.num_in_flight_rows or _must_wait_for_isolation(executor, sequence):
             return False
         if not sequence.request.was_started and policy.should_shed(sequence.view, now):
             executor.dequeue(sequence)
             draft.shed.append(sequence.request)
             return True
-        quota = _quota(policy, sequence, draft.budget)
-        if not quota or not self._make_room(draft, executor, policy, sequence, now):
+        quota = _quota(policy, sequence, draft.budget, len(prefix) * executor.spec.block_size)
+        if not quota or not self._make_room(draft, executor, policy, sequence, now, prefix):
             return False
         # Evictions give budget back, never take it.
         request = sequence.request
         record = request.record
         queue_seconds = None if request.was_started else now - request.arrival
-        blocks = executor.begin_stay(sequence)
+        blocks = executor.begin_stay(sequence, prefix)
         self.num_prefix_query_tokens += sequence.num_tokens
         self.num_prefix_hit_tokens += sequence.num_computed_tokens
         draft.new_sequences.append(
@@ -218,6 +238,7 @@ class BatchBuilder:
                 choice=sequence.choice,
                 sampling=record.sampling,
                 stopping=record.stopping,
+                num_cached_tokens=sequence.num_cached_tokens,
                 queue_seconds=queue_seconds,
             )
         )
@@ -225,21 +246,30 @@ class BatchBuilder:
         return True
 
     def _make_room(
-        self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, wanting: Sequence, now: float
+        self,
+        draft: _Draft,
+        executor: ExecutorState,
+        policy: BaseScheduler,
+        wanting: Sequence,
+        now: float,
+        prefix: list[int] = _NO_PREFIX,
     ) -> bool:
-        """Whether `wanting` fits, once those are evicted whom the policy names. Nobody is where that would not do."""
+        """Whether `wanting` fits beside `prefix`, once those are evicted whom the policy names.
+
+        Nobody is where that would not do.
+        """
         kv = executor.kv
         is_waiting = wanting.status is SequenceStatus.WAITING
-        needed = kv.blocks_needed(wanting, wanting.num_known_tokens)
+        needed = kv.blocks_taken(wanting, wanting.num_known_tokens, prefix)
 
-        def fits(num_free_blocks: int, num_running: int) -> bool:
+        def fits(num_available_blocks: int, num_running: int) -> bool:
             if not is_waiting:
-                return needed <= num_free_blocks
-            return num_running < executor.max_running and needed + GROWTH_BLOCKS * num_running <= num_free_blocks
+                return needed <= num_available_blocks
+            return num_running < executor.max_running and needed + GROWTH_BLOCKS * num_running <= num_available_blocks
 
-        if fits(kv.num_free_blocks, len(executor.running)):
+        if fits(kv.num_available_blocks, len(executor.running)):
             return True
-        victims = self._choose_victims(executor, policy, wanting, fits, now)
+        victims = self._choose_victims(executor, policy, wanting, prefix, fits, now)
         for victim in victims:
             draft.drop(victim)
             self.preempt(executor, victim, now)
@@ -250,6 +280,7 @@ class BatchBuilder:
         executor: ExecutorState,
         policy: BaseScheduler,
         wanting: Sequence,
+        prefix: list[int],
         fits: Callable[[int, int], bool],
         now: float,
     ) -> list[Sequence]:
@@ -260,16 +291,16 @@ class BatchBuilder:
             for sequence in executor.running
             if not is_waiting or sequence.num_tokens > sequence.num_tokens_at_admission
         }
-        num_free_blocks = executor.kv.num_free_blocks
+        num_available_blocks = executor.kv.num_available_blocks
         victims: list[Sequence] = []
-        while not fits(num_free_blocks, len(executor.running) - len(victims)):
+        while not fits(num_available_blocks, len(executor.running) - len(victims)):
             view = policy.choose_victim(tuple(candidates), wanting.view, now) if candidates else None
             victim = candidates.pop(view, None) if isinstance(view, SequenceView) else None
             if victim is None:
                 return []
             if victim is wanting:
                 return [wanting]
-            num_free_blocks += executor.kv.num_reclaimable_blocks(victim)
+            num_available_blocks += executor.kv.num_reclaimable_blocks(victim, prefix)
             victims.append(victim)
         return victims
 
@@ -281,9 +312,18 @@ def _must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> boo
     return any(each.num_failures >= ISOLATE_AFTER for each in (sequence, next(iter(executor.running))))
 
 
-def _quota(policy: BaseScheduler, sequence: Sequence, budget: int) -> int:
-    """Tokens that a sequence may compute in this step: what it lacks, within the policy's quota and the budget."""
+def _is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
+    """Whether others compute at least half of what a waiting sequence lacks."""
+    num_awaited = executor.kv.num_awaited_tokens(sequence, prefix)
+    return num_awaited > 0 and 2 * num_awaited >= sequence.num_tokens - len(prefix) * executor.spec.block_size
+
+
+def _quota(policy: BaseScheduler, sequence: Sequence, budget: int, num_cached_tokens: int = 0) -> int:
+    """Tokens that a sequence may compute in this step: what it lacks, within the policy's quota and the budget.
+
+    num_cached_tokens: of a sequence that waits, what it need not compute.
+    """
     answer = policy.prefill_quota(sequence.view, budget)
     if not isinstance(answer, int):
         return 0
-    return max(0, min(answer, budget, sequence.num_known_tokens - sequence.num_computed_tokens))
+    return max(0, min(answer, budget, sequence.num_known_tokens - sequence.num_computed_tokens - num_cached_tokens))

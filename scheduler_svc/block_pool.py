@@ -1,33 +1,38 @@
-"""Ids of KV blocks: which are free, and how many block tables hold each of the others."""
+"""Ids of KV blocks: which are free, which are cached, and how many block tables hold each of the others."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 NULL_BLOCK = 0
 """Belongs to nobody: padding is written there."""
 
 
 class OutOfBlocksError(Exception):
-    """More blocks were asked for than are free: the caller did not ask first."""
+    """More blocks were asked for than are available: the caller did not ask first."""
 
 
 class BlockPool:
     """The blocks 1 .. num_blocks - 1 of one executor session.
 
-    A block's reference count is the number of block tables that hold it; at zero it is free. Free blocks are reused
-    in the order in which they became free. A table is released from its tail, so of one sequence the last blocks go
-    first: those at the head, which other sequences are likelier to share, live longest.
+    A block's reference count is the number of block tables that hold it. At zero it is free, or cached where its
+    content is kept: then it can be held again as it is, until room is wanted. Free blocks are taken first, in the order
+    in which they became free, then cached ones, least recently held first. A table is released from its tail, so of one
+    sequence the last blocks go first: those at the head, which other sequences are likelier to share, live longest.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        """num_blocks counts the null block."""
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
+        """num_blocks counts the null block. on_evict is told of a cached block before it is taken for new content."""
         if num_blocks < 2:
             raise ValueError(f"a pool needs the null block and one more, got {num_blocks}")
         self._reference_counts = [0] * num_blocks
+        self._is_kept = bytearray(num_blocks)
         self._free = deque(range(NULL_BLOCK + 1, num_blocks))
+        # Least recently held first.
+        self._cached: dict[int, None] = {}
         self._num_owned = 0
+        self._on_evict = on_evict
 
     @property
     def num_total_blocks(self) -> int:
@@ -36,8 +41,18 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that nobody holds and whose content is of no use."""
         return len(self._free)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that nobody holds and whose content is kept."""
+        return len(self._cached)
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that can be taken: free and cached ones."""
+        return len(self._free) + len(self._cached)
 
     @property
     def num_owned_blocks(self) -> int:
@@ -49,42 +64,81 @@ class BlockPool:
         return self._reference_counts[block]
 
     def allocate(self, count: int) -> list[int]:
-        """Take count free blocks, each with one holder. OutOfBlocksError, and none taken, where fewer are free."""
-        if count > len(self._free):
-            raise OutOfBlocksError(f"{count} blocks wanted, {len(self._free)} of {self.num_total_blocks} free")
-        blocks = [self._free.popleft() for _ in range(count)]
+        """Take count blocks for new content, each with one holder.
+
+        OutOfBlocksError, and none taken, where fewer are available.
+        """
+        if count > self.num_available_blocks:
+            raise OutOfBlocksError(
+                f"{count} blocks wanted, {self.num_available_blocks} of {self.num_total_blocks} available"
+            )
+        free = self._free
+        blocks = [free.popleft() if free else self._evict() for _ in range(count)]
         for block in blocks:
             self._reference_counts[block] = 1
         self._num_owned += count
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Add a holder to each of some held blocks."""
+        """Add a holder to each of some held or cached blocks."""
         for block in blocks:
             if self._reference_counts[block] == 0:
-                raise ValueError(f"block {block} is held by nobody, so it cannot be shared")
+                if block not in self._cached:
+                    raise ValueError(f"block {block} is free, so it cannot be shared")
+                del self._cached[block]
+                self._num_owned += 1
             self._reference_counts[block] += 1
 
+    def keep(self, block: int) -> None:
+        """Keep the content of a held block: once nobody holds it, it is cached."""
+        if self._reference_counts[block] == 0:
+            raise ValueError(f"block {block} is held by nobody, so it has no content to keep")
+        self._is_kept[block] = True
+
+    def unkeep(self, block: int) -> None:
+        """Give up the content of a block that is kept: it is free at once, or once nobody holds it."""
+        if not self._is_kept[block]:
+            raise ValueError(f"the content of block {block} is not kept")
+        self._is_kept[block] = False
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
     def release(self, table: Sequence[int]) -> None:
-        """Take a holder from each block of a table, from the tail on; those without holders become free."""
+        """Take a holder from each block of a table, from the tail on; those without holders become free or cached."""
         for block in reversed(table):
             count = self._reference_counts[block]
             if count == 0:
                 raise ValueError(f"block {block} is released, but held by nobody")
             self._reference_counts[block] = count - 1
             if count == 1:
-                self._free.append(block)
+                if self._is_kept[block]:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
                 self._num_owned -= 1
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless every block but the null block is either free or held, once."""
+        """Raise AssertionError unless every block but the null block is free, cached or held, once."""
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
+        assert free.isdisjoint(self._cached), "a block is free and cached"
         assert NULL_BLOCK not in free, "the null block is free"
+        assert NULL_BLOCK not in self._cached, "the null block is cached"
         assert self._reference_counts[NULL_BLOCK] == 0, "the null block is held"
         for block in range(NULL_BLOCK + 1, len(self._reference_counts)):
             count = self._reference_counts[block]
             assert count >= 0, f"block {block} has {count} holders"
-            assert (block in free) == (count == 0), f"block {block} has {count} holders, free: {block in free}"
+            assert (block in free or block in self._cached) == (count == 0), f"block {block} has {count} holders"
+            if count == 0:
+                assert (block in self._cached) == self._is_kept[block], f"block {block} is cached without content"
         num_held = len(self._reference_counts) - self._reference_counts.count(0)
         assert self._num_owned == num_held, f"{num_held} blocks are held, counted {self._num_owned}"
+
+    def _evict(self) -> int:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        self._is_kept[block] = False
+        if self._on_evict is not None:
+            self._on_evict(block)
+        return block

@@ -83,10 +83,21 @@ def request_record(incarnation: str, submit: scheduler_pb2.Submit) -> RequestRec
         ),
         choices=tuple(map(_choice_record, submit.choices)),
         age=max(0.0, _seconds(submit.age)),
-        remaining_deadline=_seconds(submit.remaining_deadline) if submit.HasField("remaining_deadline") else None,
+        remaining_deadline=_remaining(submit, "remaining_deadline"),
         traceparent=submit.traceparent,
         was_accepted=submit.accepted,
+        priority=submit.priority,
+        remaining_queue_ttl=_remaining(submit, "remaining_queue_ttl"),
+        remaining_first_token=_remaining(submit, "remaining_first_token"),
+        cache_salt=submit.cache_salt,
+        # The logprobs of a prompt come of computing it.
+        reads_cache=not submit.bypass_cache and not submit.sampling.HasField("prompt_logprobs"),
+        writes_cache=not submit.bypass_cache,
     )
+
+
+def _remaining(submit: scheduler_pb2.Submit, field: str) -> float | None:
+    return _seconds(getattr(submit, field)) if submit.HasField(field) else None
 
 
 def _submit_violations(submit: scheduler_pb2.Submit) -> Iterable[FieldViolation]:
@@ -138,9 +149,9 @@ def welcome_frame(term: int, unknown_requests: Iterable[int]) -> Frame:
     return Frame(welcome=scheduler_pb2.Welcome(term=term, unknown_requests=unknown_requests))
 
 
-def accepted_frame(counter: int) -> Frame:
+def accepted_frame(counter: int, num_cached_tokens: int) -> Frame:
     """Return the confirmation of a Submit."""
-    return Frame(accepted=scheduler_pb2.Accepted(request=counter))
+    return Frame(accepted=scheduler_pb2.Accepted(request=counter, num_cached_tokens=num_cached_tokens))
 
 
 def rejected_frame(counter: int, error: ServiceError) -> Frame:
@@ -154,10 +165,12 @@ def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut]) -> Frame:
     step_outputs = frame.step_outputs
     step_outputs.sequence = sequence
     add = step_outputs.outputs.add
-    for (_, counter), choice, first_token_index, token_ids, logprobs, end, prompt_logprobs in outputs:
+    for (_, counter), choice, first_token_index, token_ids, logprobs, end, prompt_logprobs, num_cached in outputs:
         output = add(request=counter, choice=choice, first_token_index=first_token_index, token_ids=token_ids)
         if logprobs is not None:
             output.logprobs.CopyFrom(logprobs)  # type: ignore[arg-type]  # opaque to the domain, made by batch_result
+        if num_cached:
+            output.num_cached_tokens = num_cached
         if prompt_logprobs is not None:
             output.prompt_logprobs.CopyFrom(prompt_logprobs)  # type: ignore[arg-type]  # likewise
         if end is not None:
@@ -296,6 +309,7 @@ def _new_sequence(sequence: NewSequence) -> executor_pb2.NewSequence:
         token_ids=sequence.token_ids,
         num_prompt_tokens=sequence.num_prompt_tokens,
         choice=sequence.choice,
+        num_cached_tokens=sequence.num_cached_tokens,
     )
     message.sampling.CopyFrom(sequence.sampling)  # type: ignore[arg-type]  # opaque to the domain, from request_record
     if sequence.choice:

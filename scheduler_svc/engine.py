@@ -185,6 +185,23 @@ class Engine:
             self._fail(request, error)
         return self._take_events()
 
+    def num_cached_tokens(self, request_id: RequestId) -> int:
+        """How many of a request's first tokens are cached where its first choice waits; 0 where none does."""
+        request = self._requests.get(request_id)
+        first = None if request is None else request.sequences[0]
+        if first is None or first.status is not SequenceStatus.WAITING or not first.session:
+            return 0
+        kv = self._placement.executors[first.session].kv
+        return len(kv.find_prefix(first)) * kv.block_size
+
+    def flush_prefix_cache(self, session: int | None = None) -> int:
+        """Forget every cached prefix of one session or all; returns how many blocks became free."""
+        return sum(
+            executor.kv.flush()
+            for executor in self._placement.executors.values()
+            if session in (None, executor.session)
+        )
+
     def requests_of(self, incarnation: str) -> set[int]:
         """Counters of the live requests of one gateway."""
         return self._requests.of_incarnation(incarnation)
@@ -222,7 +239,7 @@ class Engine:
             for executor in self._placement.executors.values()
         )
         total = sum(executor.total_blocks for executor in executors)
-        free = sum(executor.free_blocks for executor in executors)
+        owned = sum(executor.owned_blocks for executor in executors)
         return LoadSnapshot(
             num_requests=len(self._requests),
             num_accepted=self._requests.num_accepted,
@@ -236,7 +253,7 @@ class Engine:
             num_generated_tokens=self._results.num_generated_tokens,
             num_prefix_query_tokens=self._builder.num_prefix_query_tokens,
             num_prefix_hit_tokens=self._builder.num_prefix_hit_tokens,
-            kv_usage=(total - free) / total if total else 0.0,
+            kv_usage=owned / total if total else 0.0,
             executors=executors,
         )
 

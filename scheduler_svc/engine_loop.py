@@ -101,13 +101,18 @@ class EngineLoop:
 
     # What comes from gateways.
 
-    def submit(self, record: RequestRecord) -> None:
-        """Take a request in; a known one changes nothing. Raises ServiceError where it is refused."""
+    def submit(self, record: RequestRecord) -> int:
+        """Take a request in; a known one changes nothing. Raises ServiceError where it is refused.
+
+        Returns how many of its first tokens are cached now.
+        """
         now = self._clock()
         with self._guarded("submit", request_id=format_request_id(record.id)):
             events = self._engine.submit(record, now)
+            num_cached_tokens = self._engine.num_cached_tokens(record.id)
         self._log.accepted(record, now)
         self._after(events, now)
+        return num_cached_tokens
 
     def cancel(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
 from scheduler_svc.batch import ExecutorSpec, ScheduledRow
@@ -52,7 +53,7 @@ class ExecutorState:
     @property
     def load(self) -> tuple[float, int]:
         """How busy it is: the share of its blocks owned or waited for, then the number of sequences placed."""
-        owned = self.kv.num_total_blocks - self.kv.num_free_blocks
+        owned = self.kv.num_owned_blocks
         return (owned + self._num_queued_blocks) / self.kv.num_total_blocks, len(self.running) + len(self.waiting)
 
     def enqueue(self, sequence: Sequence, key: QueueKey) -> None:
@@ -69,16 +70,16 @@ class ExecutorState:
         self._num_queued_blocks -= self._queued_blocks.pop(sequence)
         sequence.session = 0
 
-    def begin_stay(self, sequence: Sequence) -> tuple[int, ...]:
-        """Admit a waiting sequence: a new handle, and blocks for all its tokens. Returns the blocks.
+    def begin_stay(self, sequence: Sequence, prefix: Sequences[int]) -> tuple[int, ...]:
+        """Admit a waiting sequence: a new handle, and blocks for all its tokens, `prefix` first. Returns the blocks.
 
         With every block in hand at admission a prefill never wants one halfway, so prefills cannot preempt one another.
         """
         self.dequeue(sequence)
         self._last_handle += 1
-        sequence.begin_stay(self.session, self._last_handle)
+        sequence.begin_stay(self.session, self._last_handle, len(prefix) * self.spec.block_size)
         self.running[sequence] = None
-        return self.kv.allocate(sequence, sequence.num_tokens)
+        return self.kv.allocate(sequence, sequence.num_tokens, prefix)
 
     def end_stay(self, sequence: Sequence) -> None:
         """Take a running sequence off: its blocks are free at once, its handle goes out with the next batch.
@@ -113,8 +114,8 @@ class ExecutorState:
             assert sequence.status is SequenceStatus.WAITING, f"{sequence!r} is queued"
             assert not sequence.block_table, f"{sequence!r} holds blocks and is queued"
             assert sequence.num_computed_tokens == sequence.num_placeholders == 0
-        owned = self.kv.num_total_blocks - self.kv.num_free_blocks
-        assert owned == sum(len(sequence.block_table) for sequence in self.running), "blocks are held outside"
+        held = {block for sequence in self.running for block in sequence.block_table}
+        assert self.kv.num_owned_blocks == len(held), "blocks are held outside"
         rows_in_flight: dict[Sequence, int] = {}
         samples_in_flight: dict[Sequence, int] = {}
         for step in self.in_flight:

@@ -209,16 +209,17 @@ class Gateways:
     def submit(self, attachment: Attachment, record: RequestRecord) -> None:
         """Take a request in and answer Accepted or Rejected."""
         counter = record.id[1]
+        num_cached_tokens = 0
         # A request that has ended but whose end is on its way is known too.
         if not self._outputs.open(attachment.incarnation).owes_finish_of(counter):
             try:
                 if record.id in self._operator_cancels:
                     raise _cancelled_by_operator()
-                self._engine_loop.submit(record)
+                num_cached_tokens = self._engine_loop.submit(record)
             except ServiceError as error:
                 self.reject(attachment, counter, error)
                 return
-        attachment.answer(accepted_frame(counter))
+        attachment.answer(accepted_frame(counter, num_cached_tokens))
 
     def reject(self, attachment: Attachment, counter: int, error: ServiceError) -> None:
         """Refuse a request."""

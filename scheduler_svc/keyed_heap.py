@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 Item = TypeVar("Item")
+Entry: TypeAlias = tuple[tuple[Any, ...], int, Item]
+"""Key, serial number, item."""
 
 # Dead entries are swept once they outnumber the live ones by this: the sweep is paid for by the removals before it.
 _SLACK = 16
@@ -19,7 +21,7 @@ class KeyedHeap(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[Any, ...], int, Item]] = []
+        self._heap: list[Entry[Item]] = []
         # An entry is live where its serial is the item's: a removed item may come back under another.
         self._serials: dict[Item, int] = {}
         self._next_serial = 0
@@ -51,6 +53,19 @@ class KeyedHeap(Generic[Item]):
                 return key, item
             heapq.heappop(heap)
         return None
+
+    def set_aside(self) -> Entry[Item]:
+        """Take out the first item for a while. `put_back` gives it its place again. KeyError where there is none."""
+        if self.peek() is None:
+            raise KeyError("the queue is empty")
+        entry = heapq.heappop(self._heap)
+        del self._serials[entry[2]]
+        return entry
+
+    def put_back(self, entry: Entry[Item]) -> None:
+        """Give an item that was set aside its old place, before equals that came later."""
+        self._serials[entry[2]] = entry[1]
+        heapq.heappush(self._heap, entry)
 
     def remove(self, item: Item) -> None:
         """Take out an item, wherever it stands. KeyError where it is not in the queue."""

@@ -1,23 +1,26 @@
-"""Which KV blocks each sequence of one executor session holds."""
+"""Which KV blocks each sequence of one executor session holds, and which are kept for those to come."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence as Items
 
 from scheduler_svc.block_pool import NULL_BLOCK, BlockPool
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.prefix_cache import Digest, PrefixCache, sha256
+from scheduler_svc.sequence import NEVER, Sequence
 
 
 class KVCacheManager:
     """The block ledger of one executor session; the tensors are the executor's.
 
-    It alone changes a sequence's block_table and num_slots.
+    It alone changes a sequence's block_table, num_slots and publish_at.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, digest: Digest = sha256) -> None:
         """num_blocks counts the null block; block_size is in tokens."""
         self.block_size = block_size
-        self._pool = BlockPool(num_blocks)
+        self._cache = PrefixCache(block_size, digest)
+        self._pool = BlockPool(num_blocks, self._cache.forget)
         self._holders: dict[Sequence, None] = {}
 
     @property
@@ -27,12 +30,22 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that nobody holds and whose content is of no use."""
         return self._pool.num_free_blocks
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that nobody holds and whose content is kept."""
+        return self._pool.num_cached_blocks
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that a sequence can be given: free and cached ones."""
+        return self._pool.num_available_blocks
+
+    @property
     def num_owned_blocks(self) -> int:
-        """Blocks in the tables of sequences."""
+        """Blocks in the tables of sequences, each counted once."""
         return self._pool.num_owned_blocks
 
     @property
@@ -41,24 +54,56 @@ class KVCacheManager:
         return self._pool.num_total_blocks * self.block_size
 
     def blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that the sequence lacks for the KV of its first num_tokens tokens."""
+        """Blocks that the sequence's table lacks for the KV of its first num_tokens tokens."""
         return max(0, -(-num_tokens // self.block_size) - len(sequence.block_table))
 
+    def blocks_taken(self, sequence: Sequence, num_tokens: int, prefix: Items[int]) -> int:
+        """How many fewer blocks are available once a sequence has `prefix` and what else num_tokens tokens need."""
+        num_shared = sum(self._pool.reference_count(block) > 0 for block in prefix)
+        return self.blocks_needed(sequence, num_tokens) - num_shared
+
     def can_fit(self, sequence: Sequence, num_tokens: int, *, reserve: int = 0) -> bool:
-        """Whether these blocks are free, with `reserve` more left over."""
-        return self.blocks_needed(sequence, num_tokens) + reserve <= self._pool.num_free_blocks
+        """Whether the blocks that it needs without the cache are available, with `reserve` more left over."""
+        return self.blocks_needed(sequence, num_tokens) + reserve <= self._pool.num_available_blocks
 
-    def num_reclaimable_blocks(self, sequence: Sequence) -> int:
-        """Blocks that release would make free: those that no other table holds."""
-        return sum(self._pool.reference_count(block) == 1 for block in sequence.block_table)
+    def num_reclaimable_blocks(self, sequence: Sequence, prefix: Items[int] = ()) -> int:
+        """Blocks that release would make available: those that no other table holds, nor is to hold as its prefix."""
+        return sum(self._pool.reference_count(block) == 1 and block not in prefix for block in sequence.block_table)
 
-    def allocate(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
-        """Give a sequence without blocks those for its first num_tokens tokens, or raise OutOfBlocksError."""
+    def find_prefix(self, sequence: Sequence) -> list[int]:
+        """Return the blocks that hold the KV of a waiting sequence's first tokens; its last token is never among them.
+
+        They stay what they are until blocks are next given out.
+        """
+        if not sequence.request.record.reads_cache:
+            return []
+        return self._cache.find(sequence, sequence.num_tokens - 1)
+
+    def num_awaited_tokens(self, sequence: Sequence, prefix: Items[int]) -> int:
+        """Tokens behind a waiting sequence's `prefix` whose KV others compute now, so that it can share theirs soon."""
+        if not sequence.request.record.reads_cache:
+            return 0
+        return self._cache.num_computing(sequence, len(prefix)) * self.block_size
+
+    def allocate(self, sequence: Sequence, num_tokens: int, prefix: Items[int] = ()) -> tuple[int, ...]:
+        """Give a sequence without blocks those of `prefix`, from find_prefix, and others, for its first num_tokens
+        tokens. Returns its table. Raises OutOfBlocksError, nothing given.
+        """
         if sequence in self._holders:
             raise ValueError(f"{sequence!r} holds blocks already")
-        blocks = self.append(sequence, num_tokens)
+        self._pool.share(prefix)
+        sequence.block_table.extend(prefix)
+        try:
+            self.append(sequence, num_tokens)
+        except Exception:
+            self._pool.release(sequence.block_table)
+            sequence.block_table.clear()
+            raise
         self._holders[sequence] = None
-        return blocks
+        if sequence.request.record.writes_cache:
+            sequence.publish_at = (len(prefix) + 1) * self.block_size
+            self._cache.begin(sequence, len(prefix))
+        return tuple(sequence.block_table)
 
     def append(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
         """Grow a table to the first num_tokens tokens and return the new blocks, or raise OutOfBlocksError."""
@@ -67,16 +112,41 @@ class KVCacheManager:
         sequence.num_slots = len(sequence.block_table) * self.block_size
         return tuple(blocks)
 
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Keep the blocks that the first num_tokens tokens fill: committed, computed, and all of it finite.
+
+        Call it once num_tokens has reached sequence.publish_at; sets the next such mark.
+        """
+        for index in range(sequence.publish_at // self.block_size - 1, num_tokens // self.block_size):
+            block = sequence.block_table[index]
+            if self._cache.publish(sequence, index, block):
+                self._pool.keep(block)
+        sequence.publish_at = (num_tokens // self.block_size + 1) * self.block_size
+
     def release(self, sequence: Sequence) -> None:
-        """Take back every block of a sequence; KeyError where it holds none."""
+        """Take back every block of a sequence; KeyError where it holds none. What it has published stays cached."""
         del self._holders[sequence]
+        if sequence.publish_at != NEVER:
+            self._cache.end(sequence, sequence.publish_at // self.block_size - 1)
+            sequence.publish_at = NEVER
         self._pool.release(sequence.block_table)
         sequence.block_table.clear()
         sequence.num_slots = 0
 
+    def flush(self) -> int:
+        """Forget every prefix: nobody takes what is there now, owned or not. Returns how many blocks became free."""
+        num_cached_blocks = self._pool.num_cached_blocks
+        for block in self._cache.blocks():
+            self._cache.forget(block)
+            self._pool.unkeep(block)
+        return num_cached_blocks
+
     def check_invariants(self) -> None:
-        """Raise AssertionError unless free + owned = total and each count is the number of tables with the block."""
+        """Raise AssertionError unless free + cached + owned = total, each count is the number of tables with the block,
+        and what is published is what its holders have.
+        """
         self._pool.check_invariants()
+        self._cache.check_invariants(set(self._holders))
         holders: Counter[int] = Counter()
         for sequence in self._holders:
             table = sequence.block_table
@@ -84,7 +154,11 @@ class KVCacheManager:
             assert len(set(table)) == len(table), f"{sequence!r} holds a block twice: {table}"
             assert sequence.num_slots == len(table) * self.block_size
             holders.update(table)
+            for index, block in enumerate(table[: sequence.num_tokens // self.block_size]):
+                self._cache.check_entry(sequence, index, block)
         assert NULL_BLOCK not in holders, "a table holds the null block"
         for block, count in holders.items():
             assert count == self._pool.reference_count(block), f"block {block}: {count} tables, counted otherwise"
-        assert self._pool.num_free_blocks + len(holders) == self._pool.num_total_blocks, "blocks are missing"
+        assert self._pool.num_available_blocks + len(holders) == self._pool.num_total_blocks, "blocks are missing"
+        num_idle_entries = sum(block not in holders for block in self._cache.blocks())
+        assert num_idle_entries == self._pool.num_cached_blocks, "cached blocks and their entries differ"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
+
+NEVER = sys.maxsize
+"""A number of tokens that no sequence reaches."""
 
 RequestId = tuple[str, int]
 """A gateway's incarnation and its counter: unique for ever."""
@@ -54,7 +58,8 @@ class ChoiceRecord:
 class RequestRecord:
     """A request in full, as its gateway submits it; a resumed one carries committed tokens.
 
-    age and remaining_deadline are seconds; None is no deadline. sampling is passed through unread.
+    age and what remains are seconds; None is no limit. sampling is passed through unread. cache_salt is part of the
+    key of its cached blocks; it may take such blocks (reads_cache) and leave some (writes_cache).
     """
 
     id: RequestId
@@ -70,6 +75,12 @@ class RequestRecord:
     remaining_deadline: float | None
     traceparent: str
     was_accepted: bool = False
+    priority: int = 0
+    remaining_queue_ttl: float | None = None
+    remaining_first_token: float | None = None
+    cache_salt: str = ""
+    reads_cache: bool = True
+    writes_cache: bool = True
 
     @property
     def is_resumed(self) -> bool:
@@ -86,15 +97,35 @@ class SequenceStatus(Enum):
 
 
 class LiveRequest:
-    """An accepted request that has not ended. arrival and deadline are on the engine's clock, in seconds."""
+    """An accepted request that has not ended. arrival and deadlines are on the engine's clock, in seconds.
 
-    __slots__ = ("arrival", "deadline", "num_open", "record", "sequences", "was_started")
+    deadline ends it in any state, queue_deadline until it runs first, first_token_deadline until it has a token.
+    num_cached_tokens are those of the prompt that its first stay took from the prefix cache.
+    """
+
+    __slots__ = (
+        "arrival",
+        "deadline",
+        "first_token_deadline",
+        "num_cached_tokens",
+        "num_open",
+        "prompt_hashes",
+        "queue_deadline",
+        "record",
+        "sequences",
+        "was_started",
+    )
 
     def __init__(self, record: RequestRecord, max_num_tokens: int, now: float) -> None:
         """max_num_tokens: the longest any choice may get, prompt included."""
         self.record = record
         self.arrival = now - record.age
-        self.deadline = None if record.remaining_deadline is None else now + record.remaining_deadline
+        self.deadline = _later(now, record.remaining_deadline)
+        self.queue_deadline = _later(now, record.remaining_queue_ttl)
+        self.first_token_deadline = _later(now, record.remaining_first_token)
+        self.num_cached_tokens = 0
+        # Of the prompt's full blocks, and their size; made by the prefix cache when it first needs them.
+        self.prompt_hashes: tuple[int, list[bytes]] = (0, [])
         # Once started it is owed an ending: policies may no longer shed it.
         self.was_started = record.is_resumed
         self.sequences = tuple(Sequence(self, index, max_num_tokens) for index in range(len(record.choices)))
@@ -113,11 +144,14 @@ class Sequence:
     """
 
     __slots__ = (
+        "block_hashes",
         "block_table",
         "choice",
         "handle",
         "is_discarding",
         "max_num_tokens",
+        "num_cached_tokens",
+        "num_cached_tokens_untold",
         "num_charged_prompt_tokens",
         "num_computed_tokens",
         "num_failures",
@@ -129,6 +163,7 @@ class Sequence:
         "num_tokens",
         "num_tokens_at_admission",
         "output_token_ids",
+        "publish_at",
         "request",
         "request_id",
         "session",
@@ -156,6 +191,12 @@ class Sequence:
         self.handle = 0
         self.block_table: list[int] = []
         self.num_slots = 0  # tokens that block_table has room for
+        # Once so many tokens are computed, one more block is full and can be shared.
+        self.publish_at = NEVER
+        # Of its full blocks, and their size; the prefix cache makes them.
+        self.block_hashes: tuple[int, list[bytes]] = (0, [])
+        self.num_cached_tokens = 0  # that this stay took from the prefix cache
+        self.num_cached_tokens_untold = 0  # of the request's first stay, where the gateway has not heard of them
         self.num_in_flight_rows = 0
         # The stay went wrong: what its rows in flight still bring would leave a gap.
         self.is_discarding = False
@@ -179,19 +220,30 @@ class Sequence:
         """The prompt, then the committed output."""
         return self.request.record.prompt_token_ids + tuple(self.output_token_ids)
 
-    def begin_stay(self, session: int, handle: int) -> None:
-        """Start from the full record on an executor."""
+    def tokens_between(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens numbered start to end - 1, all committed."""
+        num_prompt_tokens = self.num_prompt_tokens
+        if end <= num_prompt_tokens:
+            return self.request.record.prompt_token_ids[start:end]
+        output = self.output_token_ids[max(0, start - num_prompt_tokens) : end - num_prompt_tokens]
+        return self.request.record.prompt_token_ids[start:] + tuple(output)
+
+    def begin_stay(self, session: int, handle: int, num_cached_tokens: int) -> None:
+        """Start from the full record on an executor, where the KV of the first num_cached_tokens is there already."""
         self.status = SequenceStatus.RUNNING
         self.session = session
         self.handle = handle
         self.is_discarding = False
         self.num_tokens_at_admission = self.num_tokens
-        self.request.was_started = True
+        self.num_computed_tokens = self.num_cached_tokens = num_cached_tokens
+        if not self.request.was_started:
+            self.request.was_started = True
+            self.request.num_cached_tokens = self.num_cached_tokens_untold = num_cached_tokens
 
     def end_stay(self) -> None:
         """Forget all computed state; tokens in flight are committed when they arrive, not counted on before."""
         self.status = SequenceStatus.WAITING
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_cached_tokens = 0
         self.num_placeholders = 0
 
     def commit(self, token_id: int) -> ChoiceEnd | None:
@@ -223,6 +275,10 @@ class Sequence:
         """The first end that any committed token brings, or None."""
         ends = (self.end_at(count) for count in range(1, len(self.output_token_ids) + 1))
         return next((end for end in ends if end is not None), None)
+
+
+def _later(now: float, seconds: float | None) -> float | None:
+    return None if seconds is None else now + seconds
 
 
 class SequenceView:
@@ -259,9 +315,24 @@ class SequenceView:
         return self._sequence.request.arrival
 
     @property
+    def priority(self) -> int:
+        """Higher is more urgent, -100 to 100."""
+        return self._sequence.request.record.priority
+
+    @property
     def deadline(self) -> float | None:
         """When the request is overdue: seconds on the clock of `now`, or None."""
         return self._sequence.request.deadline
+
+    @property
+    def queue_deadline(self) -> float | None:
+        """When it has waited too long, if it has not run by then: seconds on the clock of `now`, or None."""
+        return self._sequence.request.queue_deadline
+
+    @property
+    def first_token_deadline(self) -> float | None:
+        """When its first token is overdue: seconds on the clock of `now`, or None."""
+        return self._sequence.request.first_token_deadline
 
     @property
     def status(self) -> SequenceStatus:
@@ -282,6 +353,11 @@ class SequenceView:
     def num_computed_tokens(self) -> int:
         """Tokens computed in this stay, rows in flight included."""
         return self._sequence.num_computed_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of those, the ones whose KV came from the prefix cache."""
+        return self._sequence.num_cached_tokens
 
     @property
     def max_num_tokens(self) -> int:

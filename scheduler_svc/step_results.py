@@ -61,6 +61,9 @@ class StepResults:
                 continue
             if sent.num_computed_tokens < sequence.num_prompt_tokens:
                 self._charge_prompt(sequence, sent)
+            num_computed = sent.num_computed_tokens + sent.num_scheduled_tokens
+            if num_computed >= sequence.publish_at:
+                executor.kv.publish(sequence, num_computed)
             if not samples:
                 if row.prompt_logprobs is not None:
                     outputs.append(_prompt_only(sequence, row.prompt_logprobs))
@@ -71,11 +74,13 @@ class StepResults:
                 continue
             index = len(sequence.output_token_ids)
             end = sequence.commit(token_id)
-            outputs.append(
-                TokensOut(
-                    sequence.request_id, sequence.choice, index, token_ids, row.logprobs, end, row.prompt_logprobs
-                )
+            output = TokensOut(
+                sequence.request_id, sequence.choice, index, token_ids, row.logprobs, end, row.prompt_logprobs
             )
+            if sequence.num_cached_tokens_untold:
+                output = output._replace(num_cached_tokens=sequence.num_cached_tokens_untold)
+                sequence.num_cached_tokens_untold = 0
+            outputs.append(output)
             num_tokens += 1
             self._policy.on_tokens(sequence.view, 0, 1)
             if end is not None:

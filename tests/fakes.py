@@ -76,6 +76,13 @@ def make_record(
     age: float = 0.0,
     remaining_deadline: float | None = None,
     was_accepted: bool = False,
+    tenant: str = "",
+    priority: int = 0,
+    remaining_queue_ttl: float | None = None,
+    remaining_first_token: float | None = None,
+    cache_salt: str = "",
+    reads_cache: bool = True,
+    writes_cache: bool = True,
 ) -> RequestRecord:
     """Return a record; its sampling, which the scheduler passes on unread, is the seed of the fake model."""
     return RequestRecord(
@@ -83,7 +90,7 @@ def make_record(
         label="",
         model=model,
         model_revision=model_revision,
-        tenant="",
+        tenant=tenant,
         prompt_token_ids=tuple(prompt),
         sampling=seed,
         stopping=StoppingParams(max_tokens, min_tokens, frozenset(stop_token_ids)),
@@ -92,6 +99,12 @@ def make_record(
         remaining_deadline=remaining_deadline,
         traceparent="",
         was_accepted=was_accepted,
+        priority=priority,
+        remaining_queue_ttl=remaining_queue_ttl,
+        remaining_first_token=remaining_first_token,
+        cache_salt=cache_salt,
+        reads_cache=reads_cache,
+        writes_cache=writes_cache,
     )
 
 
@@ -180,7 +193,8 @@ class FakeExecutor:
             self._stays.pop(handle, None)
             self._lost_handles.discard(handle)
         for new in batch.new_sequences:
-            self._stays[new.handle] = _Stay(list(new.token_ids), new)
+            assert new.num_cached_tokens < len(new.token_ids), "the last token is always computed"
+            self._stays[new.handle] = _Stay(list(new.token_ids), new, num_computed_tokens=new.num_cached_tokens)
         handles = [row.handle for row in batch.rows]
         if failure is None and self._lost_handles.intersection(handles):
             failure = StepFailureReason.REFUSED
