@@ -233,7 +233,7 @@ def load_response(term: int, num_gateways: int, load: LoadSnapshot) -> scheduler
                 num_in_flight=executor.num_in_flight,
                 num_steps=executor.num_steps,
                 total_blocks=executor.total_blocks,
-                free_blocks=executor.free_blocks,
+                free_blocks=executor.total_blocks - executor.owned_blocks,
             )
             for executor in load.executors
         ],

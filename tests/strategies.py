@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 class RequestPlan:
     """What a request is to be, before it is known to which executors it will go."""
 
+    family: int | None
     prompt_tail: tuple[int, ...]
     seed: int
     max_tokens: int
@@ -20,10 +21,15 @@ class RequestPlan:
     num_choices: int
     resumed_tokens: int
     remaining_deadline: float | None
+    tenant: str
+    cache_salt: str
+    reads_cache: bool
+    writes_cache: bool
 
     def prompt(self, counter: int) -> tuple[int, ...]:
-        """The prompt; it begins with the request's counter, so the KV of one never does for another."""
-        return (*divmod(counter, VOCAB_SIZE), *self.prompt_tail)
+        """The prompt; it begins as those of its family do, or with its counter: then the KV of no other does for it."""
+        head = divmod(counter, VOCAB_SIZE) if self.family is None else (self.family,) * 8
+        return (*head, *self.prompt_tail)
 
 
 # A pool of four slots and more: smaller ones refuse everything.
@@ -50,6 +56,7 @@ def request_plans(draw: st.DrawFn) -> RequestPlan:
     """Draw a request: mostly one choice, mostly new, seldom with a deadline."""
     max_tokens = draw(st.integers(1, 4) | st.integers(8, 18))
     return RequestPlan(
+        family=draw(st.sampled_from((None, None, 1, 1, 2))),
         prompt_tail=tuple(draw(st.lists(token_ids, max_size=14))),
         seed=draw(st.integers(0, 3)),
         max_tokens=max_tokens,
@@ -58,4 +65,8 @@ def request_plans(draw: st.DrawFn) -> RequestPlan:
         num_choices=draw(st.sampled_from((1, 1, 1, 2, 3))),
         resumed_tokens=draw(st.sampled_from((0, 0, 0, 0, 0, 1, 4, 99))),
         remaining_deadline=draw(st.sampled_from((None, None, None, None, None, 3.0))),
+        tenant=draw(st.sampled_from(("", "", "a"))),
+        cache_salt=draw(st.sampled_from(("", "", "", "a"))),
+        reads_cache=draw(st.sampled_from((True, True, True, False))),
+        writes_cache=draw(st.sampled_from((True, True, True, False))),
     )

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from strategies import RequestPlan, executor_specs, request_plans
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, StepFailureReason
+from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, ScheduledRow, StepFailureReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.listing import RequestView
 from scheduler_svc.load import LoadSnapshot
@@ -76,6 +76,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended_by_operator: set[RequestId] = set()
         self.num_cancelled = 0
         self.counters: dict[tuple[int, int], int] = {}
+        self.stays: dict[tuple[int, int], tuple[RequestRecord, int]] = {}
+        self.rows: dict[tuple[int, int], tuple[ScheduledRow, ...]] = {}
+        # By session: who may share it, and the tokens whose KV is computed and known to be good.
+        self.shareable: dict[int, set[tuple[str, str, tuple[int, ...]]]] = {}
         self.poisoned: set[int] = set()
         self.num_bad_rows = 0
         self.num_failed_steps = 0
@@ -166,7 +170,8 @@ class EngineMachine(RuleBasedStateMachine):
         load = self.cell.engine.load()
         assert sum(view.num_waiting for view in views) == load.num_waiting
         assert sum(view.num_running for view in views) == load.num_running
-        assert sum(view.num_blocks for view in views) == sum(each.owned_blocks for each in load.executors)
+        # A block that choices share is in the table of each.
+        assert sum(view.num_blocks for view in views) >= sum(each.owned_blocks for each in load.executors)
 
     @precondition(lambda self: self.cell.executors)
     @rule(data=st.data())
@@ -226,6 +231,13 @@ class EngineMachine(RuleBasedStateMachine):
                 self._run(session, None, {})
             if self.undelivered[session]:
                 self._deliver(session)
+
+    @rule()
+    def flush(self) -> None:
+        """Nothing that is there now is shared from now on."""
+        self.cell.engine.flush_prefix_cache()
+        self.cell.check_invariants()
+        self.shareable.clear()
 
     @rule(seconds=st.sampled_from((0.0, 0.5, 2.0)))
     def wait(self, seconds: float) -> None:
@@ -299,7 +311,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert load.num_failed == num_errors - len(self.ended_by_operator)
         assert load.num_cancelled == self.num_cancelled
         assert load.num_finished == load.num_accepted - load.num_failed - load.num_cancelled
-        assert all(each.owned_blocks == each.cached_blocks == 0 for each in load.executors)
+        assert all(each.owned_blocks == 0 for each in load.executors)
+        num_cached_blocks = sum(each.cached_blocks for each in load.executors)
+        assert self.cell.engine.flush_prefix_cache() == num_cached_blocks
+        assert all(each.free_blocks == each.total_blocks for each in self.cell.engine.load().executors)
 
     def _check_failure(self, record: RequestRecord, error: ServiceError) -> None:
         if error.reason in ("NAN_LOGITS", "BAD_INPUT"):
@@ -337,6 +352,10 @@ class EngineMachine(RuleBasedStateMachine):
                 stop_token_ids=plan.stop_token_ids,
                 choices=choices,
                 remaining_deadline=plan.remaining_deadline,
+                tenant=plan.tenant,
+                cache_salt=plan.cache_salt,
+                reads_cache=plan.reads_cache,
+                writes_cache=plan.writes_cache,
             )
 
         record = build([ChoiceRecord()] * plan.num_choices)
@@ -367,18 +386,40 @@ class EngineMachine(RuleBasedStateMachine):
             return False
         for new in batch.new_sequences:
             self.counters[session, new.handle] = new.request[1]
+            record = self.records[new.request]
+            self.stays[session, new.handle] = record, new.choice
+            if new.num_cached_tokens:
+                assert record.reads_cache, "it took cached blocks although it was not to"
+                prefix = new.token_ids[: new.num_cached_tokens]
+                shareable = self.shareable.get(session, set())
+                assert (record.tenant, record.cache_salt, prefix) in shareable, "a hit on what is not there"
         return True
 
     def _run(self, session: int, failure: StepFailureReason | None, row_statuses: dict[int, RowStatus]) -> None:
         """Run the oldest step of a session; its result stays on the way."""
         batch = self.cell.sent[session].pop(0)
         result = self.cell.executors[session].run(batch, failure=failure, row_statuses=row_statuses)
+        self.rows[session, batch.step] = batch.rows
         self.undelivered[session].append(result)
 
     def _deliver(self, session: int) -> None:
         result = self.undelivered[session].pop(0)
         self.cell.deliver(session, result)
         self.delivered.append((session, result))
+        self._note_shareable(session, result)
+
+    def _note_shareable(self, session: int, result: BatchResult) -> None:
+        """Note what sequences may share from now on: what good rows of those that may leave blocks have computed."""
+        block_size = self.cell.executors[session].spec.block_size
+        rows = self.rows.pop((session, result.step))
+        for row, answer in zip(rows, result.rows, strict=result.failure is None):
+            record, choice = self.stays[session, row.handle]
+            if answer.status is RowStatus.OK and record.writes_cache:
+                tokens = (*record.prompt_token_ids, *self.cell.gateway.tokens[record.id, choice])
+                num_computed = row.num_computed_tokens + row.num_scheduled_tokens
+                for end in range(block_size, num_computed + 1, block_size):
+                    key = record.tenant, record.cache_salt, tokens[:end]
+                    self.shareable.setdefault(session, set()).add(key)
 
 
 TestEngine = EngineMachine.TestCase

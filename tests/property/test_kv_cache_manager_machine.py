@@ -28,7 +28,7 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         self.next_counter += 1
         needed = -(-num_tokens // self.block_size)
         assert self.kv.blocks_needed(sequence, num_tokens) == needed
-        assert self.kv.can_fit(sequence, num_tokens, reserve=reserve) == (needed + reserve <= self.kv.num_free_blocks)
+        assert self.kv.can_fit(sequence, num_tokens, reserve=reserve) == (needed + reserve <= self.kv.num_available_blocks)
         if not self.kv.can_fit(sequence, num_tokens):
             with pytest.raises(OutOfBlocksError):
                 self.kv.allocate(sequence, num_tokens)
@@ -57,9 +57,9 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(list(self.covered)))
         reclaimable = self.kv.num_reclaimable_blocks(sequence)
-        before = self.kv.num_free_blocks
+        before = self.kv.num_available_blocks
         self.kv.release(sequence)
-        assert self.kv.num_free_blocks == before + reclaimable
+        assert self.kv.num_available_blocks == before + reclaimable
         del self.covered[sequence]
         with pytest.raises(KeyError):
             self.kv.release(sequence)
@@ -73,7 +73,7 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         for sequence, num_tokens in self.covered.items():
             assert len(sequence.block_table) == -(-num_tokens // self.block_size)
         owned = sum(len(sequence.block_table) for sequence in self.covered)
-        assert self.kv.num_free_blocks == self.kv.num_total_blocks - owned
+        assert self.kv.num_available_blocks == self.kv.num_total_blocks - owned
 
 
 TestKVCacheManager = KVCacheManagerMachine.TestCase

@@ -36,7 +36,7 @@ def test_too_many_are_refused_whole() -> None:
     """A request for more blocks than are free takes none."""
     pool = BlockPool(4)
     pool.allocate(1)
-    with pytest.raises(OutOfBlocksError, match="3 blocks wanted, 2 of 3 free"):
+    with pytest.raises(OutOfBlocksError, match="3 blocks wanted, 2 of 3 available"):
         pool.allocate(3)
     assert pool.num_free_blocks == 2
     assert pool.allocate(0) == []

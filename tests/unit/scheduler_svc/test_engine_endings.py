@@ -108,7 +108,7 @@ def test_b2_cancel_works_in_every_state(reach: State) -> None:
     load = cell.engine.load()
     assert (load.num_requests, load.num_waiting, load.num_running) == (len(others), 0, len(others))
     if not others:
-        assert load.executors[0].free_blocks == load.executors[0].total_blocks
+        assert load.executors[0].owned_blocks == 0
     tokens = list(cell.gateway.tokens[record.id, 0])
     cell.settle()
     assert cell.gateway.tokens[record.id, 0] == tokens == undisturbed(record, 0)[0][: len(tokens)]
