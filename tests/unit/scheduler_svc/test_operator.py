@@ -235,7 +235,8 @@ async def test_the_list_tells_of_every_gateways_requests() -> None:
         assert sum(each.num_waiting for each in each_request) == load.num_waiting
         assert load.num_running + load.num_waiting == 4
         held = load.executors[0].total_blocks - load.executors[0].free_blocks
-        assert sum(each.num_blocks for each in each_request) == held
+        # Choices of one request share the blocks of its prompt.
+        assert sum(each.num_blocks for each in each_request) >= held > 0
 
 
 @pytest.mark.asyncio
