@@ -26,11 +26,11 @@ class TimeLimit(Enum):
 
     DEADLINE = "deadline"
     QUEUE_TTL = "queue_ttl"
-    FIRST_TOKEN_TARGET = "first_token_target"  # noqa: S105 - a token of text
+    FIRST_TOKEN_TARGET = "first_token_target"
 
 
 class Lead(NamedTuple):
-    """The least seconds that a request needs from now, were it its turn: to its first token, and to its least output."""
+    """The least seconds that a request needs from now, were it its turn: to its first token, to its least output."""
 
     first_token: float
     output: float
@@ -153,7 +153,7 @@ def _error(request: LiveRequest, miss: Miss, now: float) -> ServiceError:
     if miss.needed is not None:
         metadata["needed_seconds"] = f"{miss.needed:.3f}"
         message = (
-            f"{name} of {limit:.3f} s cannot be kept: {miss.ends_at - now:.3f} s are left, and by the step times measured "
+            f"{name} of {limit:.3f} s cannot be kept: {miss.ends_at - now:.3f} s are left, and by the steps measured "
             f"the request needs at least {miss.needed:.3f} s more; nothing was computed"
         )
     elif not request.was_started:

@@ -52,7 +52,7 @@ class WaitingQueue:
         return (rank, order if heap is self._placed else None), sequence
 
     def set_aside(self) -> Entry[Sequence]:
-        """Take out the first sequence for a while. `put_back` gives it its place again. KeyError where there is none."""
+        """Take out the first sequence; `put_back` gives it its place again. KeyError where there is none."""
         return self._first_heap().set_aside()
 
     def put_back(self, entry: Entry[Sequence]) -> None:
