@@ -105,7 +105,7 @@ class SchedulerSettings(Settings):
     port: int = setting(SCHEDULER_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
     metrics_port: int = _metrics_port(SCHEDULER_METRICS_PORT)
     depth: int = setting(2, least=1, most=8, help="steps in flight on each executor; 1 waits for each result")
-    policy: str = setting("fcfs", help="order of requests: a built-in name or package.module:Class")
+    policy: str = setting("fcfs", help="order of requests: fcfs, priority, shortest-first, or package.module:Class")
     orphan_timeout: float = setting(60.0, least=0, help="seconds that accepted work waits for an executor to come back")
     gateway_grace: float = setting(5.0, least=0, help="seconds that a lost gateway's requests go on")
     resolve_interval: float = setting(3.0, least=0.05, help="seconds between look-ups of the executors' addresses")

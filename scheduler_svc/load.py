@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,8 +46,9 @@ class LoadSnapshot:
     """How busy the cell is, at one moment. kv_usage is a share, 0 to 1.
 
     These count since the start: accepted requests (num_requests live ones, and those that finished, failed or were
-    cancelled), preemptions, desyncs, committed output tokens; and, over all admissions, the tokens admitted and those
-    of them whose KV was there already.
+    cancelled), preemptions, desyncs, committed output tokens, failures of the policy by hook, requests ended by a time
+    limit (which, and whether before any work on them, by prediction); and, over all admissions, the tokens admitted and
+    those of them whose KV was there already.
     """
 
     num_requests: int
@@ -59,6 +61,8 @@ class LoadSnapshot:
     num_preemptions: int
     num_desyncs: int
     num_generated_tokens: int
+    num_policy_failures: Mapping[str, int]
+    num_over_time: Mapping[tuple[str, bool], int]
     num_prefix_query_tokens: int
     num_prefix_hit_tokens: int
     kv_usage: float

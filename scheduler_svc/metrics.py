@@ -192,3 +192,19 @@ def _work_families(load: LoadSnapshot) -> Iterable[Metric]:
     )
     for name, documentation, value in counters:
         yield CounterMetricFamily(f"octavo_{name}", documentation, value=value)
+    failures = CounterMetricFamily(
+        "octavo_policy_failures",
+        "Answers of the policy that were errors or nonsense, by hook. Anything but 0 is a fault of the policy.",
+        labels=["hook"],
+    )
+    for hook, number in load.num_policy_failures.items():
+        failures.add_metric([hook], number)
+    yield failures
+    over_time = CounterMetricFamily(
+        "octavo_scheduler_requests_over_time",
+        "Requests ended by a time limit: which, and whether it was predicted, before any work on them.",
+        labels=["limit", "predicted"],
+    )
+    for (limit, predicted), number in load.num_over_time.items():
+        over_time.add_metric([limit, "true" if predicted else "false"], number)
+    yield over_time
