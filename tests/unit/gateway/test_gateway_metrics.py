@@ -18,7 +18,10 @@ from gateway.permits import Permits
 from gateway.requests import ChoiceEnd, FinishReason, SamplingParams, StoppingParams
 
 LENGTH = ChoiceEnd(FinishReason.LENGTH)
-END_KINDS = {"finished": {"stop", "length"}, "cancelled": {"client", "deadline", "operator", "shutdown"}}
+END_KINDS = {
+    "finished": {"stop", "length"},
+    "cancelled": {"client", "deadline", "queue_ttl", "first_token_target", "operator", "shutdown"},
+}
 
 
 class Bench:
