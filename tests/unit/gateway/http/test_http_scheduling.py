@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from gateway_fakes import FakeScheduler
-from http_samples import CHAT, events_of, served
+from gateway_fakes import TIMEOUT, FakeScheduler, running_stack
+from gateway_page import value_of
+from http_samples import CHAT, client_of, events_of, served
 
 from octavo.models.prepared import PreparedModel
 
@@ -59,3 +61,65 @@ async def test_cached_tokens_over_http(prepared: PreparedModel) -> None:
         stack.scheduler.cached_when_run = 0
         usage = (await http.post("/v1/chat/completions", json=CHAT)).json()["usage"]
         assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+@pytest.mark.asyncio
+async def test_too_many_requests(prepared: PreparedModel) -> None:
+    """429 with when to try again, before anything is sent; the permits of an answer are free once it has left."""
+    scheduler = FakeScheduler(auto=False)
+    async with running_stack(prepared, scheduler, max_requests=4) as stack, client_of(stack) as http:
+        running = asyncio.create_task(http.post("/v1/completions", json={"prompt": [TEXT, TEXT], "stream": True}))
+        await scheduler.wait_received("submit", 2)
+        for path, body in (("chat/completions", {**CHAT, "n": 3}), ("completions", {"prompt": [TEXT] * 3})):
+            for streaming in (False, True):
+                refused = await http.post(f"/v1/{path}", json={**body, "stream": streaming})
+                error = refused.json()["error"]
+                assert (refused.status_code, error["code"], error["type"]) == (
+                    429,
+                    "too_many_requests",
+                    "rate_limit_error",
+                )
+                assert refused.headers["retry-after"] == "1"
+        # Not even some of the prompts of a request were run.
+        assert len(scheduler.of_kind("submit")) == 2
+        assert stack.gateway.permits.num_free == 2
+        scheduler.step(40)
+        assert (await running).text.endswith("data: [DONE]\n\n")
+        assert stack.gateway.permits.num_free == 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {**CHAT, "n": 5}, "n"),
+        ("chat/completions", {**CHAT, "best_of": 5}, "best_of"),
+        ("completions", {"prompt": TEXT, "n": 5}, "n"),
+        ("completions", {"prompt": [TEXT] * 3, "n": 2}, "prompt"),
+    ],
+)
+async def test_what_can_never_fit(prepared: PreparedModel, path: str, body: dict[str, Any], param: str) -> None:
+    """What is more than the gateway serves at once is refused for good, by the field that makes it so."""
+    async with running_stack(prepared, max_requests=4) as stack, client_of(stack) as http:
+        refused = await http.post(f"/v1/{path}", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert "retry-after" not in refused.headers
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_whoever_leaves_gives_the_permits_back(prepared: PreparedModel, streaming: bool) -> None:
+    """A client that closes its connection frees its permits, streamed or not."""
+    scheduler = FakeScheduler(script=lambda submit, choice: [100] * 1000)
+    async with running_stack(prepared, scheduler, max_requests=8) as stack:
+        body = {"prompt": "a", "max_tokens": 1000, "n": 8, "logprobs": 5, "stream": streaming}
+        async with client_of(stack) as http:
+            asking = asyncio.create_task(http.post("/v1/completions", json=body))
+            await scheduler.wait_received("submit")
+            assert stack.gateway.permits.num_free == 0
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await stack.wait_empty()
+        async with asyncio.timeout(TIMEOUT):
+            while value_of(await stack.scrape(), "octavo_permits_free") != 8:
+                pass
