@@ -41,7 +41,7 @@ def test_only_the_text_is_written(gateway: FakeGateway, capsys: pytest.CaptureFi
 
 
 def test_flags_of_scheduling_and_cache(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each flag sets its field, a negative priority too; what is not given is unset; cached tokens are among --stats."""
+    """Each flag sets its field, a negative priority too; what is not given is unset; --stats has the cached tokens."""
     gateway.cached_tokens = 4
     flags = ["--priority", "-3", "--queue-ttl", "2.5", "--first-token-target", "9", "--cache-salt", "s"]
     assert main(["complete", "--address", gateway.address, "x", *flags, "--bypass-cache", "--stats"]) == 0
