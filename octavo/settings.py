@@ -77,6 +77,9 @@ class GatewaySettings(Settings):
         ADMIN_PORT, least=0, most=65535, help="port of the operator's gRPC API; 0 picks a free one"
     )
     metrics_port: int = _metrics_port(GATEWAY_METRICS_PORT)
+    max_requests: int = setting(
+        4096, least=1, most=1_000_000, help="most choices served at once, n for a request; more are refused"
+    )
     served_model_name: tuple[str, ...] | None = setting(
         None, parse=_parse_list, help="further names that requests may call the model by: NAME,NAME,..."
     )

@@ -136,6 +136,11 @@ def _command(
         best_of=body.best_of,
         seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        priority=body.priority,
+        queue_ttl=body.queue_ttl,
+        first_token_target=body.first_token_target,
+        cache_salt=body.cache_salt or "",
+        bypass_cache=bool(body.bypass_cache),
         label=body.user or "",
     )
 

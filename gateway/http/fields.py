@@ -71,6 +71,7 @@ def _one_or_more(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(_unicode)]
 Uint32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 Stop = Annotated[
     list[Text],
@@ -183,6 +184,22 @@ class Generate(_Object):
         "Logprobs of the prompt and this many alternatives, 0 to 20. Default none.", maximum=20
     )
     echo: bool | None = _of("True: the prompt is part of the answer. Default false.")
+    priority: Int32 | None = _of(
+        "-100 to 100: higher goes first, where the scheduler's policy is `priority`. Default 0.",
+        minimum=-100,
+        maximum=100,
+    )
+    queue_ttl: float | None = _of(
+        "Seconds that it may wait before it runs. Default: any.", minimum=0.001, maximum=86_400
+    )
+    first_token_target: float | None = _of(
+        "Seconds to the first token, or it is ended. Default: any.", minimum=0.001, maximum=86_400
+    )
+    cache_salt: Text | None = _of(
+        "Share cached prefixes only with requests of the same salt, at most 128 characters. Default: those without.",
+        maxLength=128,
+    )
+    bypass_cache: bool | None = _of("True: take nothing from the prefix cache, leave nothing in it. Default false.")
     user: Text | None = _of("A label for logs, at most 128 characters.", maxLength=128)
 
 

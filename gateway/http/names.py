@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 
-_GROUP = re.compile(r"(sampling|stopping|output)\.")
-_COMMON = {"include_stop": "include_stop_str_in_output", "request_id": "user"}
+_GROUP = re.compile(r"(sampling|stopping|output|scheduling)\.")
+_COMMON = {
+    "include_stop": "include_stop_str_in_output",
+    "request_id": "user",
+    "cache.salt": "cache_salt",
+    "cache.bypass": "bypass_cache",
+}
 _PROMPT = {"text": "prompt", "token_ids.ids": "prompt", "input": "prompt"}
 _CHAT = {"chat": "messages", "input": "messages"}
 

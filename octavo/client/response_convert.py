@@ -146,6 +146,7 @@ def _started(message: inference_pb2.Started) -> Started:
         seed=message.seed,
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
+        cached_tokens=message.cached_tokens,
     )
 
 
@@ -180,7 +181,7 @@ def _prompt(message: inference_pb2.Prompt) -> PromptTokens:
 
 
 def _usage(message: inference_pb2.Usage) -> Usage:
-    return Usage(message.prompt_tokens, message.completion_tokens)
+    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_tokens)
 
 
 def _logprobs(messages: Iterable[inference_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:

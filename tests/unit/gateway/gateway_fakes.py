@@ -34,6 +34,7 @@ QUICK = Backoff(initial=0.01, maximum=0.05)
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Sends what `script` says, a token per choice and step. `auto`: steps by itself, else when `step` is called.
 
+    Of each prompt, so much is cached when it is accepted, and when it runs.
     An operator is told of `listed` and `load`, and can cancel what runs; without `answers_admin` it waits for ever.
     """
 
@@ -44,6 +45,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     accepts: bool = True
     begins_with_welcome: bool = True
     prompt_tokens_a_step: int = 100
+    cached_when_accepted: int = 0
+    cached_when_run: int = 0
     port: int = 0
     answers_admin: bool = True
     listed: list[scheduler_pb2.LiveRequest] = field(default_factory=list)
@@ -219,8 +222,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _submit(self, submit: scheduler_pb2.Submit) -> None:
         if submit.request in self.running or not self.accepts:
             return
-        self.running[submit.request] = Running.begin(submit, self.script)
-        self.send(accepted=scheduler_pb2.Accepted(request=submit.request))
+        self.running[submit.request] = Running.begin(submit, self.script, self.cached_when_run)
+        accepted = scheduler_pb2.Accepted(request=submit.request, num_cached_tokens=self.cached_when_accepted)
+        self.send(accepted=accepted)
 
     def _cancel(self, cancel: scheduler_pb2.Cancel) -> None:
         request = self.running.get(cancel.request)

@@ -42,6 +42,7 @@ class FakeGateway:
     """Ids that are listed and have ended when they are to be cancelled."""
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     cancelled_ids: list[str] = field(default_factory=list)
+    cached_tokens: int = 0
     left: threading.Event = field(default_factory=threading.Event)
     """Set when a client left a stream that hung."""
     address: str = ""
@@ -76,7 +77,8 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         reason = pb.FINISH_REASON_LENGTH if request.stopping.max_tokens == len(words) else pb.FINISH_REASON_STOP
         finished = pb.ChoiceFinished(reason=reason, completion_tokens=len(words))
         yield pb.GenerateResponse(choice_finished=finished)
-        yield pb.GenerateResponse(usage=pb.Usage(prompt_tokens=5, completion_tokens=len(words)))
+        usage = pb.Usage(prompt_tokens=5, completion_tokens=len(words), cached_tokens=self._fake.cached_tokens)
+        yield pb.GenerateResponse(usage=usage)
 
 
 class _Models(model_pb2_grpc.ModelServiceServicer):
