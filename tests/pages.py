@@ -2,7 +2,8 @@
 
 A fenced block marked `bash` is a set of commands. A block marked `text` right behind it is what they print: each of its
 lines must appear, in order; `...` stands for anything, and numbers for any number. A block marked `python` is a
-program. A block marked `js` is one too, run by tests/examples, where Node's packages can be had. Other blocks are not run.
+program. A block marked `js` is one too, which tests/examples run where Node's packages can be had. Other blocks are not
+run.
 
 Commands that serve until they are stopped go to the background, and the cell they make is waited for.
 """
