@@ -311,7 +311,6 @@ def test_tokenize_takes_one_of_two() -> None:
         {},
         {"prompt": "a", "messages": CHAT["messages"]},
         {"prompt": "a", "continue_final_message": True},
-        {"messages": CHAT["messages"], "add_special_tokens": True},
     ):
         with pytest.raises(ServiceError):
             given(**fields)
