@@ -331,6 +331,7 @@ def test_tokenize_takes_one_of_two() -> None:
         ("input", "messages", "prompt"),
         ("token_ids.ids", None, "prompt"),
         ("text", None, "prompt"),
+        ("token_ids.ids[2]", None, "prompt[2]"),
     ],
 )
 def test_names_of_fields(path: str, in_chat: str | None, in_completion: str | None) -> None:

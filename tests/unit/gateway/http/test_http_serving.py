@@ -112,12 +112,12 @@ async def test_a_client_that_leaves_cancels(prepared: PreparedModel, state: str,
 
 @pytest.mark.asyncio
 async def test_one_prompt_that_fails_ends_all(prepared: PreparedModel) -> None:
-    """Of several prompts one is too long: the answer is its error, before anything of a stream is sent."""
+    """Of several prompts one is bad: the answer is its error with its place, before anything of a stream is sent."""
     async with served(prepared) as (stack, http):
         for streaming in (False, True):
             body = {"prompt": ["the", "on " * 2000, "cat"], "stream": streaming}
             refused = await http.post("/v1/completions", json=body)
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt[1]")
         await stack.wait_empty()
 
 
