@@ -83,7 +83,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Answer with the tokens that Generate would run on."""
         check_call(self._keys, request, context)
-        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else None
         given = text_or_chat_from(request)
         token_ids = await self._tools.tokenize(request.model, given, add_special_tokens=add_special_tokens)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)

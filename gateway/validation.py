@@ -134,7 +134,7 @@ def check_best_of(command: GenerateCommand, *, streaming: bool) -> Iterator[Fiel
         yield FieldViolation("best_of", f"must be n ({least}) to {MAX_CHOICES}, is {command.best_of}")
     elif streaming and command.best_of > least:
         description = f"is {command.best_of}, more than n ({least}): which are best is known at the end only, so ask "
-        yield FieldViolation("best_of", description + "for the whole output at once (GenerateOnce)")
+        yield FieldViolation("best_of", description + "for the whole output at once (GenerateOnce; HTTP: no stream)")
 
 
 def check_continuations(continuations: Sequence[Continuation | None], vocab_size: int) -> Iterator[FieldViolation]:

@@ -81,8 +81,6 @@ def tokenize_input(body: TokenizeRequest) -> Input:
         violations += [FieldViolation(name, "is for messages only") for name in only if getattr(body, name) is not None]
     else:
         violations += [*_check_messages(body.messages), *_check_prompt_mode(body)]
-        if body.add_special_tokens is not None:
-            violations.append(FieldViolation("add_special_tokens", "is for prompt only: a chat template adds its own"))
     _raise(violations)
     if body.messages is None:
         return TextInput(body.prompt or "")

@@ -12,6 +12,8 @@ _COMMON = {
     "cache.bypass": "bypass_cache",
 }
 _PROMPT = {"text": "prompt", "token_ids.ids": "prompt", "input": "prompt"}
+PROMPT_FIELDS = frozenset({"text", "token_ids.ids"})
+"""What a completion's prompt is to the domain; where there are several, its place stands behind it in brackets."""
 _CHAT = {"chat": "messages", "input": "messages"}
 
 
@@ -27,7 +29,8 @@ def completion_name(field: str) -> str:
     name = _GROUP.sub("", field, count=1)
     if name == "top_logprobs":
         return "logprobs"
-    return _PROMPT.get(name) or _COMMON.get(name, name)
+    base, bracket, place = name.partition("[")
+    return f"{_PROMPT[base]}{bracket}{place}" if base in _PROMPT else _COMMON.get(name, name)
 
 
 def detokenize_name(field: str) -> str:
