@@ -196,7 +196,7 @@ class BatchBuilder:
         while draft.budget and (head := waiting.peek()) is not None:
             sequence = head[1]
             prefix = executor.kv.find_prefix(sequence)
-            if len(aside) < MAX_SET_ASIDE and _is_worth_waiting(executor, sequence, prefix):
+            if len(aside) < MAX_SET_ASIDE and is_worth_waiting(executor, sequence, prefix):
                 aside.append(waiting.set_aside())
             elif not self._admit(draft, executor, policy, sequence, prefix, now):
                 break
@@ -213,7 +213,7 @@ class BatchBuilder:
         now: float,
     ) -> bool:
         """Admit or shed the head of the queue; False where it has to wait. `prefix`: the blocks that it can share."""
-        if sequence.num_in_flight_rows or _must_wait_for_isolation(executor, sequence):
+        if sequence.num_in_flight_rows or must_wait_for_isolation(executor, sequence):
             return False
         if not sequence.request.was_started and policy.should_shed(sequence.view, now):
             executor.dequeue(sequence)
@@ -305,14 +305,14 @@ class BatchBuilder:
         return victims
 
 
-def _must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
+def must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
     """Whether a sequence may not join those that run, because it is suspect or the one that runs is."""
     if not executor.running:
         return False
     return any(each.num_failures >= ISOLATE_AFTER for each in (sequence, next(iter(executor.running))))
 
 
-def _is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
+def is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
     """Whether others compute at least half of what a waiting sequence lacks."""
     num_awaited = executor.kv.num_awaited_tokens(sequence, prefix)
     return num_awaited > 0 and 2 * num_awaited >= sequence.num_tokens - len(prefix) * executor.spec.block_size
