@@ -62,7 +62,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetKvState(  # noqa: N802
         self, request: admin_pb2.GetKvStateRequest, context: _Context
     ) -> admin_pb2.GetKvStateResponse:
-        """Answer with the accounts of KV blocks. The scheduler made the page token, and checks it and the map's size."""
+        """Answer with the accounts of KV blocks. The scheduler checks the page token, which it made, and the map."""
         refuse_unknown_fields(request)
         if violations := list(check_page_size(request.page_size)):
             raise invalid_argument(violations)

@@ -111,11 +111,11 @@ class BatchBuilder:
         self.num_preemptions += 1
         executor.enqueue(sequence, self.queue_key(sequence, now))
 
-    def has_room(self, executor: ExecutorState, sequence: Sequence) -> bool:
-        """Whether an executor could admit a waiting sequence now, nobody evicted."""
+    def has_room(self, executor: ExecutorState, sequence: Sequence, prefix: list[int] = _NO_PREFIX) -> bool:
+        """Whether an executor could admit a waiting sequence beside `prefix` now, nobody evicted."""
         running = len(executor.running)
         return running < executor.max_running and executor.kv.can_fit(
-            sequence, sequence.num_tokens, reserve=GROWTH_BLOCKS * running
+            sequence, sequence.num_tokens, prefix, reserve=GROWTH_BLOCKS * running
         )
 
     def build(self, executor: ExecutorState, now: float) -> tuple[ScheduledBatch | None, list[LiveRequest]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Mapping
 
-from scheduler_svc.batch_builder import BatchBuilder, must_wait_for_isolation
+from scheduler_svc.batch_builder import BatchBuilder, is_worth_waiting, must_wait_for_isolation
 from scheduler_svc.executor_state import ExecutorState
 from scheduler_svc.kv_views import (
     BlockMap,
@@ -56,17 +56,26 @@ class KvAccounts:
         executor = self._executors.get(sequence.session)
         if executor is None:
             return WaitReason.NO_EXECUTOR
+        kv = executor.kv
         head = executor.waiting.peek()
-        if head is None or head[1] is not sequence:
+        is_head = head is not None and head[1] is sequence
+        # The builder has seen no prefix of those whose hashes it has not made yet, and long prompts are not hashed for
+        # a look at the queue.
+        if not is_head and sequence.block_hashes[0] != kv.block_size:
             return WaitReason.BEHIND_OTHERS
-        # In the order in which the builder looks.
+        # From here on in the order in which the builder looks.
+        prefix = kv.find_prefix(sequence)
+        if is_worth_waiting(executor, sequence, prefix):
+            return WaitReason.PREFIX_BEING_COMPUTED
+        if not is_head:
+            return WaitReason.BEHIND_OTHERS
         if sequence.num_in_flight_rows:
             return WaitReason.STEPS_IN_FLIGHT
         if must_wait_for_isolation(executor, sequence):
             return WaitReason.KEPT_APART
         if len(executor.running) >= executor.max_running:
             return WaitReason.NO_FREE_ROW
-        if not self._builder.has_room(executor, sequence):
+        if not self._builder.has_room(executor, sequence, prefix):
             return WaitReason.NO_FREE_BLOCKS
         return WaitReason.NEXT_STEP
 
@@ -119,13 +128,13 @@ class KvAccounts:
             label=record.label,
             model=record.model,
             tenant=record.tenant,
-            priority=0,
+            priority=record.priority,
             executor=self._address(sequence),
             wait_reason=self.why_it_waits(sequence),
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=len(sequence.output_token_ids),
             num_computed_tokens=sequence.num_computed_tokens if is_running else 0,
-            num_cached_tokens=0,
+            num_cached_tokens=sequence.num_cached_tokens if is_running else 0,
             num_blocks=num_blocks,
             num_shared_blocks=num_blocks - num_alone,
             block_ids=tuple(sequence.block_table) if with_block_ids else (),
@@ -167,9 +176,12 @@ def _executor_kv(executor: ExecutorState, map_cells: int) -> ExecutorKv:
 
 
 def _block_map(executor: ExecutorState, most_cells: int) -> BlockMap:
-    total = executor.kv.num_total_blocks
+    kv = executor.kv
+    total = kv.num_total_blocks
     # By block id less one: the null block is nobody's.
     uses = bytearray([BlockUse.FREE]) * total
+    for block in kv.cached_blocks():
+        uses[block - 1] = BlockUse.CACHED
     for sequence in executor.running:
         for block in sequence.block_table:
             uses[block - 1] = BlockUse.SHARED if uses[block - 1] >= BlockUse.OWNED else BlockUse.OWNED

@@ -63,7 +63,7 @@ class ExecutorKv:
 
     Slots are those of owned blocks, a shared block's counted once: filled ones hold a token, or get it from a row in
     flight; pending ones are for tokens that are known and not computed. table_blocks is the length of all tables
-    together, contiguous_blocks what the running sequences would hold with memory for the longest one set aside for each.
+    together, contiguous_blocks what the running sequences would hold if each had the memory for the longest one.
     """
 
     address: str

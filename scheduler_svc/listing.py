@@ -97,7 +97,7 @@ def _view(
         age=now - request.arrival,
         remaining_deadline=None if request.deadline is None else max(0.0, request.deadline - now),
         wait_reason=next(filter(None, map(why_it_waits, sequences)), None),
-        num_cached_tokens=0,
-        priority=0,
+        num_cached_tokens=request.num_cached_tokens,
+        priority=record.priority,
         num_preemptions=sum(sequence.num_preemptions for sequence in sequences),
     )

@@ -142,8 +142,8 @@ class LiveState(Collector):
         yield sequences
         blocks = GaugeMetricFamily(
             "octavo_kv_blocks",
-            "KV blocks of each executor in session: free, owned by sequences, cached for sequences to come, or pinned by "
-            "copies under way.",
+            "KV blocks of each executor in session: free, owned by sequences, cached for sequences to come, or pinned "
+            "by copies under way.",
             labels=["executor", "state"],
         )
         reserved = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""The accounts of KV blocks, as the operator's API gives them: plain values of one moment. The fields are octavo.v1's."""
+"""The accounts of KV blocks as the operator's API gives them: plain values of one moment, with octavo.v1's fields."""
 
 from __future__ import annotations
 

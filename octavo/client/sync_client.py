@@ -204,7 +204,7 @@ class AdminClient(_SyncClient):
     ) -> KvState:
         """Return who holds which KV blocks, at one executor or at all, and why those that wait do.
 
-        `limit`: most sequences; a thousand are of the same moment as the rest, further ones of later moments. `block_ids`
+        `limit`: most sequences; a thousand are of one moment with the rest, further ones of later moments. `block_ids`
         tells each one's blocks, `map_cells`, up to 4096, draws each executor's. `timeout`: seconds for each page of a
         thousand sequences. Raises NotFoundError where the executor has no session.
         """
@@ -216,8 +216,8 @@ class AdminClient(_SyncClient):
     def flush_prefix_cache(self, executor: str | None = None, *, timeout: float | None = None) -> int:
         """Forget what the prefix cache of one executor holds, or of all; return how many blocks became free.
 
-        Who comes next computes its whole prompt; who runs keeps its blocks. Raises NotFoundError where the executor has no
-        session.
+        Who comes next computes its whole prompt; who runs keeps its blocks. Raises NotFoundError where the executor
+        has no session.
         """
         request = kv_convert.flush_prefix_cache_request(executor)
         return (self._connection.unary(FLUSH_PREFIX_CACHE, request, timeout)).freed_blocks
