@@ -64,8 +64,9 @@ def setting(
 
     `per_program`: its variable carries the program's name (OCTAVO_GATEWAY_PORT), since programs on one machine differ
     in it; else all programs share the variable (OCTAVO_MODEL). `parse` turns the text into the value and raises
-    ValueError with what it wants; without it the field's type does. `least` and `most` bound numbers. `alone` is what the
-    flag without a value stands for, `aliases` are further spellings of it. Without a default the setting is required.
+    ValueError with what it wants; without it the field's type does. `least` and `most` bound numbers. `alone` is what
+    the flag without a value stands for, `aliases` are further spellings of it. Without a default the setting is
+    required.
     """
     if default is False:
         alone = "true"
