@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -90,7 +91,8 @@ def _map(kv: ExecutorKvState, running: Sequence[SequenceKvState], letters: Mappi
     what = "a block" if size == 1 else f"{size} blocks, what most of them are"
     starts = range(0, len(signs), MAP_WIDTH)
     rows = [f"{start * size + 1:>10}  {signs[start : start + MAP_WIDTH]}" for start in starts]
-    return "\n".join([f"  a character is {what} ({', '.join(used)})", *rows])
+    caption = f"a character is {what} ({', '.join(used)})"
+    return "\n".join([*textwrap.wrap(caption, 80, initial_indent="  ", subsequent_indent="  "), *rows])
 
 
 def _sequences(sequences: Sequence[SequenceKvState], letters: Mapping[int, str], style: Style) -> str:

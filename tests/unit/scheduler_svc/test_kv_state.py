@@ -152,7 +152,7 @@ def test_a_map_names_what_most_of_a_cell_is() -> None:
 
 
 def test_one_executor_can_be_asked_for_alone() -> None:
-    """Its ledger and its sequences come, waiting ones too, and nobody else's; an address without session is an error."""
+    """Its ledger and sequences come, waiting ones too, and nobody else's; an address without session is an error."""
     cell = make_cell(make_spec(max_num_seqs=1, address="a:1"), make_spec(max_num_seqs=1, address="b:1"))
     for counter in range(1, 7):
         cell.submit(make_record(counter, prompt=(counter,)))
