@@ -112,6 +112,14 @@ class SchedulerSettings(Settings):
     orphan_timeout: float = setting(60.0, least=0, help="seconds that accepted work waits for an executor to come back")
     gateway_grace: float = setting(5.0, least=0, help="seconds that a lost gateway's requests go on")
     resolve_interval: float = setting(3.0, least=0.05, help="seconds between look-ups of the executors' addresses")
+    log_memory_usage: float | None = setting(
+        None,
+        least=0.01,
+        most=86400,
+        alone="10",
+        aliases=("--log_memory_usage",),
+        help="seconds between log lines that account for the KV blocks; the flag alone: 10; default: no such lines",
+    )
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process serves")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")

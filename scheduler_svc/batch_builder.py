@@ -107,11 +107,11 @@ class BatchBuilder:
         self.num_preemptions += 1
         executor.enqueue(sequence, self.queue_key(sequence, now))
 
-    def has_room(self, executor: ExecutorState, sequence: Sequence) -> bool:
-        """Whether an executor could admit a waiting sequence now, nobody evicted."""
+    def has_room(self, executor: ExecutorState, sequence: Sequence, prefix: list[int] = _NO_PREFIX) -> bool:
+        """Whether an executor could admit a waiting sequence beside `prefix` now, nobody evicted."""
         running = len(executor.running)
         return running < executor.max_running and executor.kv.can_fit(
-            sequence, sequence.num_tokens, reserve=GROWTH_BLOCKS * running
+            sequence, sequence.num_tokens, prefix, reserve=GROWTH_BLOCKS * running
         )
 
     def build(
@@ -200,10 +200,10 @@ class BatchBuilder:
         while draft.budget and (head := waiting.peek()) is not None:
             sequence = head[1]
             prefix = executor.kv.find_prefix(sequence)
-            if len(aside) < MAX_SET_ASIDE and _is_worth_waiting(executor, sequence, prefix):
+            if len(aside) < MAX_SET_ASIDE and is_worth_waiting(executor, sequence, prefix):
                 aside.append(waiting.set_aside())
             elif not self._admit(draft, executor, policy, sequence, prefix, now, may_evict=not is_overtaking):
-                if len(aside) == MAX_SET_ASIDE or _must_wait_for_isolation(executor, sequence):
+                if len(aside) == MAX_SET_ASIDE or must_wait_for_isolation(executor, sequence):
                     break
                 if not is_overtaking and not policy.may_overtake(sequence.view, now):
                     break
@@ -224,7 +224,7 @@ class BatchBuilder:
         may_evict: bool,
     ) -> bool:
         """Admit or shed a waiting sequence; False where it has to wait. `prefix`: the blocks that it can share."""
-        if sequence.num_in_flight_rows or _must_wait_for_isolation(executor, sequence):
+        if sequence.num_in_flight_rows or must_wait_for_isolation(executor, sequence):
             return False
         if not sequence.request.was_started:
             miss = _find_miss(executor, sequence, prefix, now)
@@ -320,7 +320,7 @@ class BatchBuilder:
         return victims
 
 
-def _must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
+def must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
     """Whether a sequence may not join those that run, because it is suspect or the one that runs is."""
     if not executor.running:
         return False
@@ -334,7 +334,7 @@ def _find_miss(executor: ExecutorState, sequence: Sequence, prefix: list[int], n
     return find_miss(sequence.request, now, executor.lead(sequence, prefix, now))
 
 
-def _is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
+def is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
     """Whether others compute at least half of what a waiting sequence lacks."""
     num_awaited = executor.kv.num_awaited_tokens(sequence, prefix)
     return num_awaited > 0 and 2 * num_awaited >= sequence.num_tokens - len(prefix) * executor.spec.block_size

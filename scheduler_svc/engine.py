@@ -18,6 +18,8 @@ from scheduler_svc import admission
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RequestDone, ScheduledBatch, TokensOut
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState
+from scheduler_svc.kv_state import KvAccounts
+from scheduler_svc.kv_views import KvQuery, KvState
 from scheduler_svc.listing import RequestPlace, RequestsPage, list_page
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.load import ExecutorLoad, LoadSnapshot, ModelPoolView
@@ -61,6 +63,7 @@ class Engine:
         self._builder = BatchBuilder(self._policy)
         self._results = StepResults(self._policy, self._builder)
         self._placement = Placement(self._builder)
+        self._accounts = KvAccounts(self._placement.executors, self._builder)
         self._sessions = count(1)
         self._known_models: set[str] = set()
         # Events that arose where none can be returned; the next call that returns events delivers them.
@@ -224,7 +227,25 @@ class Engine:
     def list_requests(self, after: RequestPlace | None, limit: int, now: float) -> RequestsPage:
         """Return up to `limit` live requests, the oldest of those past `after`."""
         addresses = {session: executor.spec.address for session, executor in self._placement.executors.items()}
-        return list_page(self._requests.values(), addresses, after, limit, now)
+        return list_page(self._requests.values(), addresses, self._accounts.why_it_waits, after, limit, now)
+
+    def kv_state(self, query: KvQuery, now: float) -> KvState:
+        """Return who holds which blocks. Raises NOT_FOUND where the executor that is asked for has no session."""
+        if query.address:
+            self.session_at(query.address)
+        return self._accounts.state(self._requests.values(), query, now)
+
+    def session_at(self, address: str) -> int:
+        """Return the session with the executor of an address. Raises NOT_FOUND where there is none."""
+        for executor in self._placement.executors.values():
+            if executor.spec.address == address:
+                return executor.session
+        raise ServiceError(
+            grpc.StatusCode.NOT_FOUND,
+            "EXECUTOR_NOT_FOUND",
+            f"no executor at {address!r} is in session; GetLoad lists those that are",
+            metadata={"executor": address},
+        )
 
     def load(self) -> LoadSnapshot:
         """How busy the cell is now."""
@@ -241,6 +262,8 @@ class Engine:
                 total_blocks=executor.kv.num_total_blocks,
                 free_blocks=executor.kv.num_free_blocks,
                 owned_blocks=executor.kv.num_owned_blocks,
+                cached_blocks=executor.kv.num_cached_blocks,
+                reserved_blocks=0,
             )
             for executor in self._placement.executors.values()
         )

@@ -20,7 +20,8 @@ class ModelPoolView(NamedTuple):
 class ExecutorLoad:
     """One session. Blocks leave out the null block; num_waiting is the work that is placed there and waits.
 
-    Blocks are free, owned by sequences, or cached: kept for those to come, and given up when room is wanted.
+    Blocks are free, owned by sequences, cached (kept for those to come, and given up when room is wanted), or pinned
+    by a copy under way. reserved_blocks are a part of those that can be had: they are kept for short newcomers.
     """
 
     session: int
@@ -34,11 +35,13 @@ class ExecutorLoad:
     total_blocks: int
     free_blocks: int
     owned_blocks: int
+    cached_blocks: int
+    reserved_blocks: int
 
     @property
-    def cached_blocks(self) -> int:
-        """What is neither free nor owned."""
-        return self.total_blocks - self.free_blocks - self.owned_blocks
+    def pinned_blocks(self) -> int:
+        """What is left: blocks that a copy under way uses."""
+        return self.total_blocks - self.free_blocks - self.owned_blocks - self.cached_blocks
 
 
 @dataclass(frozen=True)

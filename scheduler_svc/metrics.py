@@ -142,14 +142,23 @@ class LiveState(Collector):
         yield sequences
         blocks = GaugeMetricFamily(
             "octavo_kv_blocks",
-            "KV blocks of each executor in session: free, owned by sequences, or cached for sequences to come.",
+            "KV blocks of each executor in session: free, owned by sequences, cached for sequences to come, or pinned "
+            "by copies under way.",
             labels=["executor", "state"],
+        )
+        reserved = GaugeMetricFamily(
+            "octavo_kv_reserved_blocks",
+            "KV blocks, of those that can be had, that are kept for short newcomers.",
+            labels=["executor"],
         )
         for executor in load.executors:
             blocks.add_metric([executor.address, "free"], executor.free_blocks)
             blocks.add_metric([executor.address, "owned"], executor.owned_blocks)
             blocks.add_metric([executor.address, "cached"], executor.cached_blocks)
+            blocks.add_metric([executor.address, "pinned"], executor.pinned_blocks)
+            reserved.add_metric([executor.address], executor.reserved_blocks)
         yield blocks
+        yield reserved
         yield GaugeMetricFamily("octavo_scheduler_executors", "Executors in session.", value=len(load.executors))
         yield GaugeMetricFamily("octavo_scheduler_gateways", "Gateways attached.", value=self._num_gateways())
 

@@ -35,7 +35,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Sends what `script` says, a token per choice and step. `auto`: steps by itself, else when `step` is called.
 
     Of each prompt, so much is cached when it is accepted, and when it runs.
-    An operator is told of `listed` and `load`, and can cancel what runs; without `answers_admin` it waits for ever.
+    An operator is told of `listed`, `load` and `kv_state`, and can cancel what runs; without `answers_admin` it waits
+    for ever.
     """
 
     script: Script = write_again
@@ -51,6 +52,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     answers_admin: bool = True
     listed: list[scheduler_pb2.LiveRequest] = field(default_factory=list)
     load: scheduler_pb2.GetLoadResponse = field(default_factory=scheduler_pb2.GetLoadResponse)
+    kv_state: scheduler_pb2.GetKvStateResponse = field(default_factory=scheduler_pb2.GetKvStateResponse)
     asked: list[Any] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
     received: list[scheduler_pb2.AttachRequest] = field(default_factory=list)
@@ -172,6 +174,20 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Tell `load`."""
         await self._be_asked(request, context)
         return self.load
+
+    async def GetKvState(self, request: Any, context: Any) -> scheduler_pb2.GetKvStateResponse:  # noqa: N802
+        """Tell `kv_state`."""
+        await self._be_asked(request, context)
+        return self.kv_state
+
+    async def FlushPrefixCache(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> scheduler_pb2.FlushPrefixCacheResponse:
+        """Free seven blocks, where the executor is not named "unknown"."""
+        await self._be_asked(request, context)
+        if request.executor == "unknown":
+            raise ServiceError(grpc.StatusCode.NOT_FOUND, "EXECUTOR_NOT_FOUND", "it is not in session")
+        return scheduler_pb2.FlushPrefixCacheResponse(num_freed_blocks=7)
 
     async def _be_asked(self, request: Any, context: Any) -> None:
         self.asked.append((request, context.time_remaining()))

@@ -31,7 +31,7 @@ async def page_from(scheduler: RunningScheduler) -> Page:
 
 def blocks(page: Page, executor: FakeExecutor) -> dict[str, float]:
     """Return the blocks of one executor by state."""
-    states = ("free", "owned", "cached")
+    states = ("free", "owned", "cached", "pinned")
     return {state: page[f'octavo_kv_blocks{{executor="{executor.address}",state="{state}"}}'] for state in states}
 
 

@@ -276,6 +276,10 @@ def request_info(request_id: str) -> admin_pb2.RequestInfo:
         live_choices=1,
         kv_blocks=5,
         executors=["a:1", "b:2"],
+        wait_reason=admin_pb2.WAIT_REASON_NO_FREE_ROW,
+        cached_tokens=2,
+        priority=-6,
+        preemptions=7,
     )
     info.age.FromMilliseconds(1500)
     info.remaining_deadline.FromMilliseconds(250)

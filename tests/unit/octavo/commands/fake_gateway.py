@@ -38,6 +38,9 @@ class FakeGateway:
     )
     live: list[admin_pb2.RequestInfo] = field(default_factory=list)
     load: admin_pb2.GetLoadResponse = field(default_factory=admin_pb2.GetLoadResponse)
+    kv_state: admin_pb2.GetKvStateResponse = field(default_factory=admin_pb2.GetKvStateResponse)
+    kv_requests: list[admin_pb2.GetKvStateRequest] = field(default_factory=list)
+    flushed: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     """Ids that are listed and have ended when they are to be cancelled."""
     requests: list[pb.GenerateRequest] = field(default_factory=list)
@@ -116,6 +119,20 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.GetLoadResponse:
         """Return the scripted load."""
         return self._fake.load
+
+    def GetKvState(  # noqa: N802
+        self, request: admin_pb2.GetKvStateRequest, context: _Context
+    ) -> admin_pb2.GetKvStateResponse:
+        """Return the scripted accounts."""
+        self._fake.kv_requests.append(request)
+        return self._fake.kv_state
+
+    def FlushPrefixCache(  # noqa: N802
+        self, request: admin_pb2.FlushPrefixCacheRequest, context: _Context
+    ) -> admin_pb2.FlushPrefixCacheResponse:
+        """Note whose cache is flushed; one block becomes free."""
+        self._fake.flushed.append(request.executor)
+        return admin_pb2.FlushPrefixCacheResponse(freed_blocks=1)
 
 
 def _abort(context: _Context, error: ServiceError) -> None:
