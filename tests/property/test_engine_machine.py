@@ -361,6 +361,7 @@ class EngineMachine(RuleBasedStateMachine):
                 tenant=plan.tenant,
                 cache_salt=plan.cache_salt,
                 reads_cache=plan.reads_cache,
+                max_cached_tokens=plan.max_cached_tokens,
                 writes_cache=plan.writes_cache,
             )
 
@@ -396,6 +397,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.stays[session, new.handle] = record, new.choice
             if new.num_cached_tokens:
                 assert record.reads_cache, "it took cached blocks although it was not to"
+                most = record.max_cached_tokens
+                assert most is None or new.num_cached_tokens <= most, "it took more of the cache than it was to"
                 prefix = new.token_ids[: new.num_cached_tokens]
                 shareable = self.shareable.get(session, set())
                 assert (record.tenant, record.cache_salt, prefix) in shareable, "a hit on what is not there"
