@@ -24,6 +24,8 @@ class Shareable:
         self._stays[session, new.handle] = record, new.choice
         if new.num_cached_tokens:
             assert record.reads_cache, "it took cached blocks although it was not to"
+            most = record.max_cached_tokens
+            assert most is None or new.num_cached_tokens <= most, "it took more of the cache than it was to"
             prefix = new.token_ids[: new.num_cached_tokens]
             assert (session, record.tenant, record.cache_salt, prefix) in self._prefixes, "a hit on what is not there"
 

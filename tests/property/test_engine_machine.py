@@ -299,7 +299,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert record.id[1] in self.poisoned, "a request failed for another's bad row"
         elif error.reason == "CANCELLED_BY_OPERATOR":
             assert record.id in self.ended_by_operator
-        elif error.reason == "DEADLINE_EXCEEDED":
+        elif error.reason == "DEADLINE":
             assert record.remaining_deadline is not None
         else:
             assert error.reason in ("STEP_FAILED", "STEP_OUT_OF_MEMORY", "DESYNCHRONIZED"), error
@@ -333,6 +333,7 @@ class EngineMachine(RuleBasedStateMachine):
                 tenant=plan.tenant,
                 cache_salt=plan.cache_salt,
                 reads_cache=plan.reads_cache,
+                max_cached_tokens=plan.max_cached_tokens,
                 writes_cache=plan.writes_cache,
             )
 
