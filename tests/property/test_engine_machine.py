@@ -327,7 +327,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert record.id[1] in self.poisoned, "a request failed for another's bad row"
         elif error.reason == "CANCELLED_BY_OPERATOR":
             assert record.id in self.ended_by_operator
-        elif error.reason == "DEADLINE_EXCEEDED":
+        elif error.reason == "DEADLINE":
             assert record.remaining_deadline is not None
         else:
             assert error.reason in ("STEP_FAILED", "STEP_OUT_OF_MEMORY", "DESYNCHRONIZED"), error
