@@ -218,10 +218,10 @@ class Traffic:
         assert page["octavo_scheduler_gateways"] == len(self.attached)
         assert page["octavo_scheduler_executors"] == len(self.sessions)
         blocks = {name: value for name, value in page.items() if name.startswith("octavo_kv_blocks")}
-        assert len(blocks) == 3 * len(self.sessions)
+        assert len(blocks) == 4 * len(self.sessions)
         for _, executor in self.sessions.values():
             name = f'octavo_kv_blocks{{executor="{executor.spec.address}",state='
-            parts = [blocks[f'{name}"{state}"}}'] for state in ("free", "owned", "cached")]
+            parts = [blocks[f'{name}"{state}"}}'] for state in ("free", "owned", "cached", "pinned")]
             assert sum(parts) == 11
         if not self.live:
             assert page['octavo_scheduler_sequences{state="waiting"}'] == 0

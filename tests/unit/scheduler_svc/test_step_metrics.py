@@ -172,6 +172,7 @@ def test_every_series_has_its_name_and_says_what_it_is() -> None:
     assert sorted(families) == [
         "octavo_desyncs",
         "octavo_kv_blocks",
+        "octavo_kv_reserved_blocks",
         "octavo_policy_failures",
         "octavo_preemptions",
         "octavo_prefix_hit_tokens",
