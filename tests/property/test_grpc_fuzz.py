@@ -41,6 +41,11 @@ FLAGS = {"kv_memory": "78KiB"}
 """Memory for three sequences of the longest: many choices at once preempt one another."""
 MOST_TRAILERS = 8 * 1024
 """Bytes of trailers that a gRPC client takes which nobody has configured."""
+SAMPLING_FLOATS = [
+    each.name
+    for each in inference_pb2.SamplingConfig.DESCRIPTOR.fields
+    if each.cpp_type == each.CPPTYPE_FLOAT and not each.is_repeated
+]
 SEGMENT = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
 
@@ -297,9 +302,8 @@ def refused_for_everything() -> inference_pb2.GenerateRequest:
     request = inference_pb2.GenerateRequest(
         n=2**32 - 1, best_of=2**32 - 1, truncate_prompt_tokens=0, request_id="\U0001f600" * 200
     )
-    for descriptor in request.sampling.DESCRIPTOR.fields:
-        if descriptor.cpp_type == descriptor.CPPTYPE_FLOAT:
-            setattr(request.sampling, descriptor.name, -3e38)
+    for name in SAMPLING_FLOATS:
+        setattr(request.sampling, name, -3e38)
     for _ in range(1024):
         request.sampling.logit_bias.add(token_id=2**32 - 1, bias=float("nan"))
     request.sampling.bad_words.extend([""] * 64)
@@ -309,6 +313,13 @@ def refused_for_everything() -> inference_pb2.GenerateRequest:
     for _ in range(100):
         request.chat.messages.add()
     return request
+
+
+def otherwise_good(**sampling: float) -> Call:
+    """A call that is good but for what `sampling` says."""
+    request = inference_pb2.GenerateRequest(text="the", sampling=inference_pb2.SamplingConfig(**sampling))
+    request.stopping.max_tokens = 2
+    return call_of("InferenceService/Generate", request)
 
 
 @pytest.fixture
@@ -337,6 +348,8 @@ def test_every_call_has_an_answer_of_its_contract(fuzzed: Fuzzed) -> None:
 
     @settings(max_examples=3 * settings().max_examples)
     @example([call_of("InferenceService/Generate", refused_for_everything())])
+    @example([otherwise_good(**{name: float("nan")}) for name in SAMPLING_FLOATS])
+    @example([otherwise_good(**{name: 2.0**-149}) for name in SAMPLING_FLOATS])
     @given(st.lists(calls(), min_size=1, max_size=6))
     def check(batch: list[Call]) -> None:
         fuzzed.check(batch)
