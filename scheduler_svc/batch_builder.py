@@ -6,8 +6,9 @@ One step, in this order:
    sequences run, so the budget always reaches; a long prompt takes only what is left. A decoding sequence therefore
    has a row in every step unless it is preempted, and the time between two of its tokens is at most that of one step
    of max_num_batched_tokens tokens.
-2. **Prefills** in progress, in order of admission, each as long a chunk as budget and policy allow.
-3. **Admissions**, in the order of the queue, while the head fits. Nobody overtakes a head that does not: it would
+2. **The reserve**, where there is one: short prefills in progress and short newcomers, within what it keeps for them.
+3. **Prefills** in progress, in order of admission, each as long a chunk as budget and policy allow.
+4. **Admissions**, in the order of the queue, while the head fits. Nobody overtakes a head that does not: it would
    starve. A head steps aside while those that run compute most of what it needs: it then shares their blocks.
 
 Whoever does not fit may evict others, whom the policy names. A victim's blocks are free at once, for this very step.
@@ -16,11 +17,11 @@ Whoever does not fit may evict others, whom the policy names. A victim's blocks 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scheduler_svc.batch import NewSequence, ScheduledBatch, ScheduledRow
 from scheduler_svc.executor_state import ExecutorState, InFlightStep, QueueKey
-from scheduler_svc.keyed_heap import Entry
+from scheduler_svc.keyed_heap import Entry, KeyedHeap
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus, SequenceView
@@ -111,12 +112,18 @@ class BatchBuilder:
         self.num_preemptions += 1
         executor.enqueue(sequence, self.queue_key(sequence, now))
 
-    def has_room(self, executor: ExecutorState, sequence: Sequence) -> bool:
-        """Whether an executor could admit a waiting sequence now, nobody evicted."""
-        running = len(executor.running)
-        return running < executor.max_running and executor.kv.can_fit(
-            sequence, sequence.num_tokens, reserve=GROWTH_BLOCKS * running
+    def has_room(self, executor: ExecutorState, sequence: Sequence, now: float) -> bool:
+        """Whether an executor could admit a waiting sequence now, nobody evicted and nothing of it cached."""
+        num_running = len(executor.running)
+        blocks = executor.kv.blocks_needed(sequence, sequence.num_tokens)
+        held_blocks, held_rows = executor.reserve.held_from(sequence, blocks, now)
+        return num_running + held_rows < executor.max_running and executor.kv.can_fit(
+            sequence, sequence.num_tokens, reserve=GROWTH_BLOCKS * num_running + held_blocks
         )
+
+    def _has_room_in_reserve(self, executor: ExecutorState, sequence: Sequence, now: float) -> bool:
+        blocks = executor.kv.blocks_needed(sequence, sequence.num_tokens)
+        return executor.reserve.has_room(blocks) and self.has_room(executor, sequence, now)
 
     def build(self, executor: ExecutorState, now: float) -> tuple[ScheduledBatch | None, list[LiveRequest]]:
         """Build the next step and put it in flight.
@@ -129,6 +136,7 @@ class BatchBuilder:
         if not draft.rows and not executor.in_flight and (executor.running or executor.waiting):
             draft = self._draft(executor, self._fallback, now)
             shed = shed + draft.shed
+        executor.drain.step(now, is_waiting=bool(executor.waiting))
         if not draft.rows and not executor.released_handles:
             return None, shed
         executor.num_steps_built += 1
@@ -147,12 +155,10 @@ class BatchBuilder:
     def _draft(self, executor: ExecutorState, policy: BaseScheduler, now: float) -> _Draft:
         draft = _Draft(executor.spec.max_num_batched_tokens)
         prefills = self._schedule_decodes(draft, executor, policy, now)
-        for sequence in prefills:
-            if sequence.status is SequenceStatus.RUNNING and draft.budget:
-                quota = _quota(policy, sequence, draft.budget)
-                if quota:
-                    draft.add(sequence, quota, _NO_BLOCKS)
-        self._schedule_admissions(draft, executor, policy, now)
+        if executor.reserve.is_on:
+            prefills = self._schedule_reserve(draft, executor, policy, prefills, now)
+        self._schedule_prefills(draft, policy, prefills)
+        self._schedule_admissions(draft, executor, policy, executor.waiting, now)
         return draft
 
     def _schedule_decodes(
@@ -190,11 +196,48 @@ class BatchBuilder:
             draft.budget -= 1
         return prefills
 
-    def _schedule_admissions(self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, now: float) -> None:
-        waiting = executor.waiting
+    def _schedule_prefills(self, draft: _Draft, policy: BaseScheduler, prefills: Iterable[Sequence]) -> None:
+        for sequence in prefills:
+            # A decode may have evicted it.
+            if sequence.status is SequenceStatus.RUNNING and draft.budget:
+                quota = _quota(policy, sequence, draft.budget)
+                if quota:
+                    draft.add(sequence, quota, _NO_BLOCKS)
+
+    def _schedule_reserve(
+        self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, prefills: list[Sequence], now: float
+    ) -> list[Sequence]:
+        """Give short ones, running or new, what the reserve keeps for them; returns the prefills without a row yet."""
+        reserve = executor.reserve
+        short = [sequence for sequence in prefills if sequence in reserve.running]
+        if not short and not reserve.waiting:
+            return prefills
+        others = [sequence for sequence in prefills if sequence not in reserve.running]
+        demand = sum(sequence.num_known_tokens - sequence.num_computed_tokens for sequence in others)
+        first = executor.waiting.peek()
+        head = None if first is None or first[1] in reserve.waiting else first[1]
+        if head is not None and self.has_room(executor, head, now):
+            demand += head.num_tokens
+        num_others = draft.budget - reserve.allowance(draft.budget, demand)
+        draft.budget -= num_others
+        num_rows = len(draft.sequences)
+        self._schedule_prefills(draft, policy, short)
+        if head is None or _may_be_overtaken(executor, head):
+            self._schedule_admissions(draft, executor, policy, reserve.waiting, now)
+        draft.budget += num_others
+        served = set(draft.sequences[num_rows:])
+        return [sequence for sequence in prefills if sequence not in served]
+
+    def _schedule_admissions(
+        self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, waiting: KeyedHeap[Sequence], now: float
+    ) -> None:
+        """Admit from a queue, the executor's or the reserve's lane, while its head fits."""
+        is_lane = waiting is not executor.waiting
         aside: list[Entry[Sequence]] = []
         while draft.budget and (head := waiting.peek()) is not None:
             sequence = head[1]
+            if is_lane and not self._has_room_in_reserve(executor, sequence, now):
+                break
             prefix = executor.kv.find_prefix(sequence)
             if len(aside) < MAX_SET_ASIDE and _is_worth_waiting(executor, sequence, prefix):
                 aside.append(waiting.set_aside())
@@ -261,11 +304,18 @@ class BatchBuilder:
         kv = executor.kv
         is_waiting = wanting.status is SequenceStatus.WAITING
         needed = kv.blocks_taken(wanting, wanting.num_known_tokens, prefix)
+        held_blocks = held_rows = 0
+        if is_waiting:
+            blocks = kv.blocks_needed(wanting, wanting.num_tokens)
+            held_blocks, held_rows = executor.reserve.held_from(wanting, blocks, now)
 
         def fits(num_available_blocks: int, num_running: int) -> bool:
             if not is_waiting:
                 return needed <= num_available_blocks
-            return num_running < executor.max_running and needed + GROWTH_BLOCKS * num_running <= num_available_blocks
+            return (
+                num_running + held_rows < executor.max_running
+                and needed + GROWTH_BLOCKS * num_running + held_blocks <= num_available_blocks
+            )
 
         if fits(kv.num_available_blocks, len(executor.running)):
             return True
@@ -310,6 +360,12 @@ def _must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> boo
     if not executor.running:
         return False
     return any(each.num_failures >= ISOLATE_AFTER for each in (sequence, next(iter(executor.running))))
+
+
+def _may_be_overtaken(executor: ExecutorState, head: Sequence) -> bool:
+    """Whether short ones may go past the head of the queue: not where it could then wait for them for ever."""
+    blocks = executor.kv.blocks_needed(head, head.num_tokens)
+    return head.num_failures < ISOLATE_AFTER and executor.reserve.fits_beside(blocks)
 
 
 def _is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
