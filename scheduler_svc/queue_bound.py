@@ -95,8 +95,8 @@ def _waiting_with(executor: ExecutorState, first: Choice, count: int) -> _Waitin
     if executor.drain.has_left_over or not choices:
         return _Waiting(choices, tokens)
     # The last step left nobody, so of those that came since some go right through: as many as rows are idle, and as
-    # blocks are there for, each taken to need what they need on average, and one to grow.
+    # blocks are there for, each taken to need what they need on average, and to leave one for each admitted before.
     needed = executor.num_queued_blocks + count * executor.kv.blocks_needed(first, first.num_tokens) + choices
-    room = max(0, executor.kv.num_available_blocks - len(executor.running))
+    room = max(0, executor.kv.num_available_blocks - len(executor.running) + 1)
     left = choices - min(choices, executor.max_running - len(executor.running), choices * room // needed)
     return _Waiting(left, tokens * left // choices)
