@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from scheduler_svc.keyed_heap import KeyedHeap
 from scheduler_svc.length_class import CLASS_BOUNDS, SHORT
 from scheduler_svc.sequence import Sequence
+from scheduler_svc.waiting_queue import QueueKey, WaitingQueue
 
 IDLE_SECONDS = 60.0
 """Without a short newcomer for so long, blocks and rows of the reserve are everybody's again."""
@@ -48,7 +47,7 @@ class BurstReserve:
         self.num_blocks = min(math.ceil(share * num_total_blocks), num_total_blocks - 1) if self.is_on else 0
         self.num_rows = min(math.ceil(share * max_running), max_running - 1) if self.is_on else 0
         self.num_tokens = math.ceil(share * budget) if self.is_on else 0
-        self.waiting: KeyedHeap[Sequence] = KeyedHeap()
+        self.waiting = WaitingQueue()
         self.running: dict[Sequence, None] = {}
         self._settings = settings
         self._num_total_blocks = num_total_blocks
@@ -56,7 +55,7 @@ class BurstReserve:
 
     # What the executor's state tells.
 
-    def enqueue(self, sequence: Sequence, blocks: int, key: tuple[Any, ...]) -> None:
+    def enqueue(self, sequence: Sequence, blocks: int, key: QueueKey) -> None:
         """Note a sequence that is queued and needs so many blocks; it gets into the lane if it is short and fits."""
         if not self.is_on or sequence.num_prompt_tokens > self._settings.longest_prompt:
             return
@@ -112,7 +111,7 @@ class BurstReserve:
         """
         return max(budget - demand, min(self.num_tokens, budget // 2))
 
-    def check_invariants(self, waiting: KeyedHeap[Sequence], running: dict[Sequence, None]) -> None:
+    def check_invariants(self, waiting: WaitingQueue, running: dict[Sequence, None]) -> None:
         """Raise AssertionError where somebody is counted as short who is not placed here."""
         assert all(sequence in waiting for sequence in self.waiting), "the lane holds one that does not wait"
         assert self.running.keys() <= running.keys(), "the reserve counts one that does not run"

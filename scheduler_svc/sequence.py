@@ -148,6 +148,7 @@ class Sequence:
         "block_table",
         "choice",
         "handle",
+        "has_yielded",
         "is_discarding",
         "max_num_tokens",
         "num_cached_tokens",
@@ -198,6 +199,8 @@ class Sequence:
         self.num_cached_tokens = 0  # that this stay took from the prefix cache
         self.num_cached_tokens_untold = 0  # of the request's first stay, where the gateway has not heard of them
         self.num_in_flight_rows = 0
+        # It was made to give way, so it queues by its key again.
+        self.has_yielded = False
         # The stay went wrong: what its rows in flight still bring would leave a gap.
         self.is_discarding = False
         self.num_tokens_at_admission = 0
@@ -234,6 +237,7 @@ class Sequence:
         self.session = session
         self.handle = handle
         self.is_discarding = False
+        self.has_yielded = False
         self.num_tokens_at_admission = self.num_tokens
         self.num_computed_tokens = self.num_cached_tokens = num_cached_tokens
         if not self.request.was_started:

@@ -10,7 +10,7 @@ from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, RowResult, RowStatus, ScheduledRow, StepFailureReason, TokensOut
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState, InFlightStep
-from scheduler_svc.policies.base import BaseScheduler
+from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 
 MAX_FAILURES = 3
@@ -35,7 +35,7 @@ class Applied:
 class StepResults:
     """Applies results in the order of their steps."""
 
-    def __init__(self, policy: BaseScheduler, builder: BatchBuilder) -> None:
+    def __init__(self, policy: PolicyGuard, builder: BatchBuilder) -> None:
         self._policy = policy
         self._builder = builder
         self.num_desyncs = 0
@@ -50,6 +50,7 @@ class StepResults:
         outputs = applied.outputs
         num_tokens = 0
         finished, ok = SequenceStatus.FINISHED, RowStatus.OK
+        tell = self._policy.on_tokens
         columns = zip(step.sequences, step.rows, step.samples, _aligned(step, result), strict=True)
         for sequence, sent, samples, row in columns:
             sequence.num_in_flight_rows -= 1
@@ -82,7 +83,8 @@ class StepResults:
                 sequence.num_cached_tokens_untold = 0
             outputs.append(output)
             num_tokens += 1
-            self._policy.on_tokens(sequence.view, 0, 1)
+            if tell is not None:
+                tell(sequence.view, 0, 1)
             if end is not None:
                 executor.remove(sequence)
                 sequence.status = finished
@@ -93,7 +95,8 @@ class StepResults:
     def _charge_prompt(self, sequence: Sequence, sent: ScheduledRow) -> None:
         computed = min(sent.num_computed_tokens + sent.num_scheduled_tokens, sequence.num_prompt_tokens)
         if computed > sequence.num_charged_prompt_tokens:
-            self._policy.on_tokens(sequence.view, computed - sequence.num_charged_prompt_tokens, 0)
+            if self._policy.on_tokens is not None:
+                self._policy.on_tokens(sequence.view, computed - sequence.num_charged_prompt_tokens, 0)
             sequence.num_charged_prompt_tokens = computed
 
     def _apply_bad_row(
