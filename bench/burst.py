@@ -23,7 +23,7 @@ from octavo.models.ensure import ensure_prepared
 from scheduler_svc.length_class import CLASS_BOUNDS, SHORT
 from scheduler_svc.policies.registry import BUILT_IN
 
-SHARE = 0.2
+SHARE = 0.1
 _SEED = 5
 
 
@@ -79,14 +79,14 @@ def compare(without: dict[str, Any], with_reserve: dict[str, Any]) -> dict[str, 
 def simulated(share: float) -> tuple[dict[str, Any], dict[str, list[Outcome]]]:
     """Run the flood on the made-up clock; returns the figures by policy, and the outcomes by policy and share."""
     jobs = flood(
-        num_long=120,
+        num_long=160,
         long_prompt=(1500, 4000),
         long_tokens=(50, 150),
-        num_short=240,
+        num_short=160,
         short_prompt=(20, CLASS_BOUNDS[SHORT]),
         short_tokens=(20, 60),
-        seconds=20.0,
-        long_seconds=10.0,
+        seconds=14.0,
+        long_seconds=7.0,
     )
     figures, outcomes = {}, {}
     for policy in BUILT_IN:
