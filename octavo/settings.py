@@ -109,6 +109,13 @@ class SchedulerSettings(Settings):
     metrics_port: int = _metrics_port(SCHEDULER_METRICS_PORT)
     depth: int = setting(2, least=1, most=8, help="steps in flight on each executor; 1 waits for each result")
     policy: str = setting("fcfs", help="order of requests: fcfs, priority, shortest-first, or package.module:Class")
+    reserve: float = setting(
+        0.0, least=0, most=0.9, help="share of KV blocks, rows and step budget kept for short newcomers; 0: none"
+    )
+    max_waiting: int = setting(1024, least=1, help="choices of one model that may wait; more are refused")
+    max_waiting_tokens: int = setting(
+        1_000_000, least=1, help="tokens of one model's choices that may wait; more are refused"
+    )
     orphan_timeout: float = setting(60.0, least=0, help="seconds that accepted work waits for an executor to come back")
     gateway_grace: float = setting(5.0, least=0, help="seconds that a lost gateway's requests go on")
     resolve_interval: float = setting(3.0, least=0.05, help="seconds between look-ups of the executors' addresses")

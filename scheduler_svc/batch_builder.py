@@ -6,8 +6,9 @@ One step, in this order:
    sequences run, so the budget always reaches; a long prompt takes only what is left. A decoding sequence therefore
    has a row in every step unless it is preempted, and the time between two of its tokens is at most that of one step
    of max_num_batched_tokens tokens.
-2. **Prefills** in progress, in order of admission, each as long a chunk as budget and policy allow.
-3. **Admissions**, in the order of the queue, while the head fits. Nobody overtakes a head that does not: it would
+2. **The reserve**, where there is one: short prefills in progress and short newcomers, within what it keeps for them.
+3. **Prefills** in progress, in order of admission, each as long a chunk as budget and policy allow.
+4. **Admissions**, in the order of the queue, while the head fits. Nobody overtakes a head that does not: it would
    starve. A head steps aside while those that run compute most of what it needs: it then shares their blocks.
 
 Whoever does not fit may evict others, whom the policy names. A victim's blocks are free at once, for this very step.
@@ -15,15 +16,16 @@ Whoever does not fit may evict others, whom the policy names. A victim's blocks 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scheduler_svc.batch import NewSequence, ScheduledBatch, ScheduledRow
 from scheduler_svc.executor_state import ExecutorState, InFlightStep
 from scheduler_svc.keyed_heap import Entry
 from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
+from scheduler_svc.step_draft import NO_BLOCKS, StepDraft
 from scheduler_svc.time_limits import Miss, find_miss, has_limit
-from scheduler_svc.waiting_queue import QueueKey
+from scheduler_svc.waiting_queue import QueueKey, WaitingQueue
 
 GROWTH_BLOCKS = 1
 """Free blocks that an admission leaves for each sequence already running.
@@ -41,43 +43,7 @@ A step fails whole, so whoever shared it is suspect. Alone, the innocent are cle
 MAX_SET_ASIDE = 16
 """Most sequences per step that step aside for a prefix that is being computed; more would make the step long."""
 
-_NO_BLOCKS: tuple[int, ...] = ()
 _NO_PREFIX: list[int] = []
-
-
-class _Draft:
-    """A step under construction: parallel columns as in InFlightStep."""
-
-    __slots__ = ("budget", "new_sequences", "rows", "samples", "sequences", "shed")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.sequences: list[Sequence] = []
-        self.rows: list[ScheduledRow] = []
-        self.samples: list[bool] = []
-        self.new_sequences: list[NewSequence] = []
-        self.shed: list[tuple[LiveRequest, Miss | None]] = []
-
-    def add(self, sequence: Sequence, num_scheduled: int, new_blocks: tuple[int, ...]) -> None:
-        """Schedule a sequence's next num_scheduled tokens and count them as done."""
-        computed = sequence.num_computed_tokens
-        self.rows.append(ScheduledRow(sequence.handle, num_scheduled, computed, new_blocks))
-        self.sequences.append(sequence)
-        self.budget -= num_scheduled
-        sequence.num_computed_tokens = computed + num_scheduled
-        sequence.num_in_flight_rows += 1
-        samples = computed + num_scheduled == sequence.num_known_tokens
-        self.samples.append(samples)
-        if samples:
-            sequence.num_placeholders += 1
-
-    def drop(self, sequence: Sequence) -> None:
-        """Take back the row of a sequence that is being preempted, if it has one."""
-        if sequence in self.sequences:
-            index = self.sequences.index(sequence)
-            self.budget += self.rows[index].num_scheduled_tokens
-            del self.sequences[index], self.rows[index], self.samples[index]
-            sequence.num_in_flight_rows -= 1
 
 
 class BatchBuilder:
@@ -107,12 +73,18 @@ class BatchBuilder:
         self.num_preemptions += 1
         executor.enqueue(sequence, self.queue_key(sequence, now))
 
-    def has_room(self, executor: ExecutorState, sequence: Sequence, prefix: list[int] = _NO_PREFIX) -> bool:
+    def has_room(self, executor: ExecutorState, sequence: Sequence, now: float, prefix: list[int] = _NO_PREFIX) -> bool:
         """Whether an executor could admit a waiting sequence beside `prefix` now, nobody evicted."""
-        running = len(executor.running)
-        return running < executor.max_running and executor.kv.can_fit(
-            sequence, sequence.num_tokens, prefix, reserve=GROWTH_BLOCKS * running
+        num_running = len(executor.running)
+        blocks = executor.kv.blocks_needed(sequence, sequence.num_tokens)
+        held_blocks, held_rows = executor.reserve.held_from(sequence, blocks, now)
+        return num_running + held_rows < executor.max_running and executor.kv.can_fit(
+            sequence, sequence.num_tokens, prefix, reserve=GROWTH_BLOCKS * num_running + held_blocks
         )
+
+    def _has_room_in_reserve(self, executor: ExecutorState, sequence: Sequence, now: float) -> bool:
+        blocks = executor.kv.blocks_needed(sequence, sequence.num_tokens)
+        return executor.reserve.has_room(blocks) and self.has_room(executor, sequence, now)
 
     def build(
         self, executor: ExecutorState, now: float
@@ -130,6 +102,7 @@ class BatchBuilder:
             self._policy.fall_back()
             draft = self._draft(executor, self._policy, now)
             shed = shed + draft.shed
+        executor.drain.step(now, is_waiting=bool(executor.waiting))
         if not draft.rows and not executor.released_handles:
             return None, shed
         executor.num_steps_built += 1
@@ -147,23 +120,21 @@ class BatchBuilder:
         )
         return batch, shed
 
-    def _draft(self, executor: ExecutorState, policy: PolicyGuard, now: float) -> _Draft:
-        draft = _Draft(executor.spec.max_num_batched_tokens)
+    def _draft(self, executor: ExecutorState, policy: PolicyGuard, now: float) -> StepDraft:
+        draft = StepDraft(executor.spec.max_num_batched_tokens)
         prefills = self._schedule_decodes(draft, executor, policy, now)
-        for sequence in prefills:
-            if sequence.status is SequenceStatus.RUNNING and draft.budget:
-                quota = _quota(policy, sequence, draft.budget)
-                if quota:
-                    draft.add(sequence, quota, _NO_BLOCKS)
-        self._schedule_admissions(draft, executor, policy, now)
+        if executor.reserve.is_on:
+            prefills = self._schedule_reserve(draft, executor, policy, prefills, now)
+        self._schedule_prefills(draft, policy, prefills)
+        self._schedule_admissions(draft, executor, policy, executor.waiting, now)
         return draft
 
     def _schedule_decodes(
-        self, draft: _Draft, executor: ExecutorState, policy: PolicyGuard, now: float
+        self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, now: float
     ) -> list[Sequence]:
         """Give each sequence in decode its row; returns those with more than one token to compute.
 
-        The loop runs once per sequence and step, so it does the work of _Draft.add in place: in steady decode a row
+        The loop runs once per sequence and step, so it does the work of StepDraft.add in place: in steady decode a row
         costs a few comparisons and its own making, and a block once in block_size steps.
         """
         prefills: list[Sequence] = []
@@ -179,7 +150,7 @@ class BatchBuilder:
                 continue
             if known >= sequence.max_num_tokens:
                 continue
-            new_blocks = _NO_BLOCKS
+            new_blocks = NO_BLOCKS
             if computed >= sequence.num_slots:
                 if not self._make_room(draft, executor, policy, sequence, now):
                     continue
@@ -193,12 +164,49 @@ class BatchBuilder:
             draft.budget -= 1
         return prefills
 
-    def _schedule_admissions(self, draft: _Draft, executor: ExecutorState, policy: PolicyGuard, now: float) -> None:
-        waiting = executor.waiting
+    def _schedule_prefills(self, draft: StepDraft, policy: PolicyGuard, prefills: Iterable[Sequence]) -> None:
+        for sequence in prefills:
+            # A decode may have evicted it.
+            if sequence.status is SequenceStatus.RUNNING and draft.budget:
+                quota = _quota(policy, sequence, draft.budget)
+                if quota:
+                    draft.add(sequence, quota, NO_BLOCKS)
+
+    def _schedule_reserve(
+        self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, prefills: list[Sequence], now: float
+    ) -> list[Sequence]:
+        """Give short ones, running or new, what the reserve keeps for them; returns the prefills without a row yet."""
+        reserve = executor.reserve
+        short = [sequence for sequence in prefills if sequence in reserve.running]
+        if not short and not reserve.waiting:
+            return prefills
+        others = [sequence for sequence in prefills if sequence not in reserve.running]
+        demand = sum(sequence.num_known_tokens - sequence.num_computed_tokens for sequence in others)
+        first = executor.waiting.peek()
+        head = None if first is None or first[1] in reserve.waiting else first[1]
+        if head is not None and self.has_room(executor, head, now):
+            demand += head.num_tokens
+        num_others = draft.budget - reserve.allowance(draft.budget, demand)
+        draft.budget -= num_others
+        num_rows = len(draft.sequences)
+        self._schedule_prefills(draft, policy, short)
+        if head is None or _may_be_overtaken(executor, head):
+            self._schedule_admissions(draft, executor, policy, reserve.waiting, now)
+        draft.budget += num_others
+        served = set(draft.sequences[num_rows:])
+        return [sequence for sequence in prefills if sequence not in served]
+
+    def _schedule_admissions(
+        self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, waiting: WaitingQueue, now: float
+    ) -> None:
+        """Admit from a queue, the executor's or the reserve's lane, while its head fits."""
+        is_lane = waiting is not executor.waiting
         aside: list[Entry[Sequence]] = []
         is_overtaking = False
         while draft.budget and (head := waiting.peek()) is not None:
             sequence = head[1]
+            if is_lane and not self._has_room_in_reserve(executor, sequence, now):
+                break
             prefix = executor.kv.find_prefix(sequence)
             if len(aside) < MAX_SET_ASIDE and is_worth_waiting(executor, sequence, prefix):
                 aside.append(waiting.set_aside())
@@ -214,7 +222,7 @@ class BatchBuilder:
 
     def _admit(
         self,
-        draft: _Draft,
+        draft: StepDraft,
         executor: ExecutorState,
         policy: PolicyGuard,
         sequence: Sequence,
@@ -232,7 +240,7 @@ class BatchBuilder:
                 executor.dequeue(sequence)
                 draft.shed.append((sequence.request, miss))
                 return True
-        if not may_evict and not self.has_room(executor, sequence):
+        if not may_evict and not self.has_room(executor, sequence, now, prefix):
             return False
         quota = _quota(policy, sequence, draft.budget, len(prefix) * executor.spec.block_size)
         if not quota or not self._make_room(draft, executor, policy, sequence, now, prefix):
@@ -262,7 +270,7 @@ class BatchBuilder:
 
     def _make_room(
         self,
-        draft: _Draft,
+        draft: StepDraft,
         executor: ExecutorState,
         policy: PolicyGuard,
         wanting: Sequence,
@@ -276,11 +284,18 @@ class BatchBuilder:
         kv = executor.kv
         is_waiting = wanting.status is SequenceStatus.WAITING
         needed = kv.blocks_taken(wanting, wanting.num_known_tokens, prefix)
+        held_blocks = held_rows = 0
+        if is_waiting:
+            blocks = kv.blocks_needed(wanting, wanting.num_tokens)
+            held_blocks, held_rows = executor.reserve.held_from(wanting, blocks, now)
 
         def fits(num_available_blocks: int, num_running: int) -> bool:
             if not is_waiting:
                 return needed <= num_available_blocks
-            return num_running < executor.max_running and needed + GROWTH_BLOCKS * num_running <= num_available_blocks
+            return (
+                num_running + held_rows < executor.max_running
+                and needed + GROWTH_BLOCKS * num_running + held_blocks <= num_available_blocks
+            )
 
         if fits(kv.num_available_blocks, len(executor.running)):
             return True
@@ -325,6 +340,12 @@ def must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool
     if not executor.running:
         return False
     return any(each.num_failures >= ISOLATE_AFTER for each in (sequence, next(iter(executor.running))))
+
+
+def _may_be_overtaken(executor: ExecutorState, head: Sequence) -> bool:
+    """Whether short ones may go past the head of the queue: not where it could then wait for them for ever."""
+    blocks = executor.kv.blocks_needed(head, head.num_tokens)
+    return head.num_failures < ISOLATE_AFTER and executor.reserve.fits_beside(blocks)
 
 
 def _find_miss(executor: ExecutorState, sequence: Sequence, prefix: list[int], now: float) -> Miss | None:

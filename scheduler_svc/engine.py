@@ -9,6 +9,7 @@ Times are seconds on one monotonic clock that the caller reads: `now` never goes
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 
 import grpc
@@ -17,6 +18,7 @@ from octavo.rpc.errors import ServiceError
 from scheduler_svc import admission
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RequestDone, ScheduledBatch, TokensOut
 from scheduler_svc.batch_builder import BatchBuilder
+from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.executor_state import ExecutorState
 from scheduler_svc.kv_state import KvAccounts
 from scheduler_svc.kv_views import KvQuery, KvState
@@ -26,6 +28,7 @@ from scheduler_svc.load import ExecutorLoad, LoadSnapshot, ModelPoolView
 from scheduler_svc.placement import Placement
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.guard import PolicyGuard
+from scheduler_svc.queue_bound import QueueBound
 from scheduler_svc.sequence import (
     ChoiceEnd,
     FinishReason,
@@ -48,16 +51,26 @@ class Engine:
     RequestDone, after all others. A request that fails has choices without an end.
     """
 
-    def __init__(self, policy: BaseScheduler, depth: int, *, orphan_timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        policy: BaseScheduler,
+        depth: int,
+        *,
+        orphan_timeout: float = 60.0,
+        reserve: ReserveSettings | None = None,
+        queue_bound: QueueBound | None = None,
+    ) -> None:
         """Make an engine without executors.
 
         depth is the most unanswered steps per session, orphan_timeout the seconds that work waits where no executor can
-        take it.
+        take it. Without `reserve` nothing is kept for short newcomers, without `queue_bound` everything may wait.
         """
         if depth < 1:
             raise ValueError(f"depth needs at least 1, got {depth}")
         self._depth = depth
         self._orphan_timeout = orphan_timeout
+        self._reserve = reserve
+        self._queue_bound = queue_bound or QueueBound()
         self._requests = LiveRequests()
         self._policy = PolicyGuard(policy)
         self._builder = BatchBuilder(self._policy)
@@ -75,8 +88,8 @@ class Engine:
 
         Choices that have ended, or whose committed tokens already end them, are not run. Raises ServiceError where
         the request is refused, nothing kept: NOT_FOUND, FAILED_PRECONDITION (another revision), INVALID_ARGUMENT
-        (what can never fit, with the numbers), UNAVAILABLE (no executor now; only for requests without progress:
-        others wait).
+        (what can never fit, with the numbers), UNAVAILABLE (no executor now), RESOURCE_EXHAUSTED (the queue is full).
+        The last two only meet requests that no scheduler had accepted before: others wait.
         """
         self._now = now
         if record.id in self._requests:
@@ -87,6 +100,7 @@ class Engine:
         is_known_model = record.model in self._known_models or not self._known_models
         admission.check_pool(record, pool, is_known_model=is_known_model)
         request = LiveRequest(record, admission.max_num_tokens(record, pool), now)
+        self._queue_bound.check(request, pool, self._placement.orphans, now)
         self._requests.add(request, now)
         for sequence, choice in zip(request.sequences, record.choices, strict=True):
             if choice.end is not None:
@@ -148,7 +162,7 @@ class Engine:
         Raises FAILED_PRECONDITION where the model's other executors have another revision.
         """
         admission.check_revision(spec.model, spec.model_revision, self._placement.pool(spec.model))
-        executor = ExecutorState(next(self._sessions), spec)
+        executor = ExecutorState(next(self._sessions), spec, self._reserve)
         self._known_models.add(spec.model)
         self._placement.add(executor, self._now)
         return executor.session
@@ -167,7 +181,7 @@ class Engine:
         executor = self._placement.executors.get(session)
         if executor is None or len(executor.in_flight) >= self._depth:
             return None
-        self._placement.share_work(executor)
+        self._placement.share_work(executor, now)
         batch, shed = self._builder.build(executor, now)
         for request, miss in shed:
             if self._requests.get(request.record.id) is request:
@@ -227,7 +241,9 @@ class Engine:
     def list_requests(self, after: RequestPlace | None, limit: int, now: float) -> RequestsPage:
         """Return up to `limit` live requests, the oldest of those past `after`."""
         addresses = {session: executor.spec.address for session, executor in self._placement.executors.items()}
-        return list_page(self._requests.values(), addresses, self._accounts.why_it_waits, after, limit, now)
+        return list_page(
+            self._requests.values(), addresses, partial(self._accounts.why_it_waits, now=now), after, limit, now
+        )
 
     def kv_state(self, query: KvQuery, now: float) -> KvState:
         """Return who holds which blocks. Raises NOT_FOUND where the executor that is asked for has no session."""
@@ -263,7 +279,7 @@ class Engine:
                 free_blocks=executor.kv.num_free_blocks,
                 owned_blocks=executor.kv.num_owned_blocks,
                 cached_blocks=executor.kv.num_cached_blocks,
-                reserved_blocks=0,
+                reserved_blocks=executor.num_reserved_blocks(self._now),
             )
             for executor in self._placement.executors.values()
         )

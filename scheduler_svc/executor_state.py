@@ -7,6 +7,8 @@ from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
 from scheduler_svc.batch import ExecutorSpec, ScheduledRow
+from scheduler_svc.burst_reserve import BurstReserve, ReserveSettings
+from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.sequence import Sequence, SequenceStatus
 from scheduler_svc.step_clock import StepClock
@@ -35,11 +37,12 @@ class ExecutorState:
     A sequence placed here is in `waiting` or in `running` (in order of admission), and in no other session.
     """
 
-    def __init__(self, session: int, spec: ExecutorSpec) -> None:
+    def __init__(self, session: int, spec: ExecutorSpec, reserve: ReserveSettings | None = None) -> None:
         self.session = session
         self.spec = spec
         self.kv = KVCacheManager(spec.num_blocks, spec.block_size)
         self.waiting = WaitingQueue()
+        self.drain = DrainRate()
         self.running: dict[Sequence, None] = {}
         self.in_flight: deque[InFlightStep] = deque()
         self.released_handles: list[int] = []
@@ -47,19 +50,27 @@ class ExecutorState:
         self.num_steps_built = 0
         self.num_steps_done = 0
         self._last_handle = 0
-        # Blocks that the waiting sequences would take, each as it was when it was queued.
-        self._queued_blocks: dict[Sequence, int] = {}
-        self._num_queued_blocks = 0
+        # Blocks that the waiting sequences would take, and their tokens, each as it was when it was queued.
+        self._queued: dict[Sequence, tuple[int, int]] = {}
+        self.num_queued_blocks = 0
+        self.num_queued_tokens = 0
         # Every running sequence then has a row in every step, however small the budget: none can be starved by others.
         self.max_running = min(spec.max_num_seqs, spec.max_num_batched_tokens)
         # The last token of a sequence is never computed, so its KV needs no slot.
         self.max_sequence_len = min(spec.max_model_len, self.kv.num_total_slots + 1)
+        self.reserve = BurstReserve(
+            reserve or ReserveSettings(), self.kv.num_total_blocks, self.max_running, spec.max_num_batched_tokens
+        )
 
     @property
     def load(self) -> tuple[float, int]:
         """How busy it is: the share of its blocks owned or waited for, then the number of sequences placed."""
         owned = self.kv.num_owned_blocks
-        return (owned + self._num_queued_blocks) / self.kv.num_total_blocks, len(self.running) + len(self.waiting)
+        return (owned + self.num_queued_blocks) / self.kv.num_total_blocks, len(self.running) + len(self.waiting)
+
+    def num_reserved_blocks(self, now: float) -> int:
+        """Blocks that can be had, but by short newcomers only."""
+        return min(self.reserve.num_held_blocks(now), self.kv.num_available_blocks)
 
     def lead(self, sequence: Sequence, prefix: Sequences[int], now: float) -> Lead:
         """What a waiting sequence needs from now on were it admitted at once, `prefix` shared: by the steps measured.
@@ -83,13 +94,21 @@ class ExecutorState:
         sequence.session = self.session
         self.waiting.push(sequence, key)
         blocks = self.kv.blocks_needed(sequence, sequence.num_tokens)
-        self._queued_blocks[sequence] = blocks
-        self._num_queued_blocks += blocks
+        self._queued[sequence] = blocks, sequence.num_tokens
+        self.num_queued_blocks += blocks
+        self.num_queued_tokens += sequence.num_tokens
+        self.reserve.enqueue(sequence, blocks, key)
 
     def dequeue(self, sequence: Sequence) -> None:
         """Take a waiting sequence out of the queue."""
         self.waiting.remove(sequence)
-        self._num_queued_blocks -= self._queued_blocks.pop(sequence)
+        self.reserve.dequeue(sequence)
+        blocks, num_tokens = self._queued.pop(sequence)
+        self.num_queued_blocks -= blocks
+        self.num_queued_tokens -= num_tokens
+        if not sequence.num_preemptions:
+            # One that came back by preemption has made the queue longer before it makes it shorter.
+            self.drain.left(num_tokens)
         sequence.session = 0
 
     def begin_stay(self, sequence: Sequence, prefix: Sequences[int]) -> tuple[int, ...]:
@@ -97,6 +116,7 @@ class ExecutorState:
 
         With every block in hand at admission a prefill never wants one halfway, so prefills cannot preempt one another.
         """
+        self.reserve.begin_stay(sequence)
         self.dequeue(sequence)
         self._last_handle += 1
         sequence.begin_stay(self.session, self._last_handle, len(prefix) * self.spec.block_size)
@@ -110,6 +130,7 @@ class ExecutorState:
         order.
         """
         del self.running[sequence]
+        self.reserve.end_stay(sequence)
         self.kv.release(sequence)
         self.released_handles.append(sequence.handle)
         sequence.end_stay()
@@ -127,8 +148,10 @@ class ExecutorState:
         self.kv.check_invariants()
         assert len(self.in_flight) <= depth, f"{len(self.in_flight)} steps in flight"
         assert len(self.running) <= self.max_running
-        assert set(self._queued_blocks) == set(self.waiting)
-        assert self._num_queued_blocks == sum(self._queued_blocks.values())
+        assert set(self._queued) == set(self.waiting)
+        assert self.num_queued_blocks == sum(blocks for blocks, _ in self._queued.values())
+        assert self.num_queued_tokens == sum(tokens for _, tokens in self._queued.values())
+        self.reserve.check_invariants(self.waiting, self.running)
         for sequence in (*self.waiting, *self.running):
             assert sequence.session == self.session
             assert sequence.max_num_tokens <= self.max_sequence_len, f"{sequence!r} can outgrow its executor"

@@ -43,13 +43,13 @@ class KvAccounts:
             num_sequences = sum(request.num_open for request in requests)
         page, following = self._page(requests, query, now) if query.limit else ((), None)
         return KvState(
-            executors=tuple(_executor_kv(executor, query.map_cells) for executor in executors),
+            executors=tuple(_executor_kv(executor, query.map_cells, now) for executor in executors),
             sequences=page,
             num_sequences=num_sequences,
             next=following,
         )
 
-    def why_it_waits(self, sequence: Sequence) -> WaitReason | None:
+    def why_it_waits(self, sequence: Sequence, now: float) -> WaitReason | None:
         """Return why a sequence does not run; None where it does, or has ended."""
         if sequence.status is not SequenceStatus.WAITING:
             return None
@@ -73,9 +73,10 @@ class KvAccounts:
             return WaitReason.STEPS_IN_FLIGHT
         if must_wait_for_isolation(executor, sequence):
             return WaitReason.KEPT_APART
-        if len(executor.running) >= executor.max_running:
+        _, held_rows = executor.reserve.held_from(sequence, kv.blocks_needed(sequence, sequence.num_tokens), now)
+        if len(executor.running) + held_rows >= executor.max_running:
             return WaitReason.NO_FREE_ROW
-        if not self._builder.has_room(executor, sequence, prefix):
+        if not self._builder.has_room(executor, sequence, now, prefix):
             return WaitReason.NO_FREE_BLOCKS
         return WaitReason.NEXT_STEP
 
@@ -130,7 +131,7 @@ class KvAccounts:
             tenant=record.tenant,
             priority=record.priority,
             executor=self._address(sequence),
-            wait_reason=self.why_it_waits(sequence),
+            wait_reason=self.why_it_waits(sequence, now),
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=len(sequence.output_token_ids),
             num_computed_tokens=sequence.num_computed_tokens if is_running else 0,
@@ -143,7 +144,7 @@ class KvAccounts:
         )
 
 
-def _executor_kv(executor: ExecutorState, map_cells: int) -> ExecutorKv:
+def _executor_kv(executor: ExecutorState, map_cells: int, now: float) -> ExecutorKv:
     kv = executor.kv
     num_running = len(executor.running)
     table_blocks = num_empty = num_pending = 0
@@ -162,7 +163,7 @@ def _executor_kv(executor: ExecutorState, map_cells: int) -> ExecutorKv:
         free_blocks=kv.num_free_blocks,
         owned_blocks=kv.num_owned_blocks,
         cached_blocks=kv.num_cached_blocks,
-        reserved_blocks=0,
+        reserved_blocks=executor.num_reserved_blocks(now),
         # Only full blocks are shared, so no empty slot is counted twice.
         filled_slots=kv.num_owned_blocks * kv.block_size - num_empty,
         pending_slots=num_pending,

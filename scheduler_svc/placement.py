@@ -88,7 +88,7 @@ class Placement:
             sequence.handle = 0
             self.place(sequence, now)
 
-    def share_work(self, idle: ExecutorState) -> None:
+    def share_work(self, idle: ExecutorState, now: float) -> None:
         """Let an executor without a queue take the head of a queue of its pool that cannot be admitted where it is."""
         if idle.waiting:
             return
@@ -101,8 +101,8 @@ class Placement:
             if (
                 not sequence.num_in_flight_rows
                 and sequence.max_num_tokens <= idle.max_sequence_len
-                and not self._builder.has_room(crowded, sequence)
-                and self._builder.has_room(idle, sequence)
+                and not self._builder.has_room(crowded, sequence, now)
+                and self._builder.has_room(idle, sequence, now)
             ):
                 crowded.dequeue(sequence)
                 sequence.handle = 0

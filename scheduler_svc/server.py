@@ -16,6 +16,7 @@ from octavo.rpc.metrics import MetricsServer
 from octavo.rpc.server import PortTakenError, RpcServer, wait_for_signal
 from octavo.rpc.stages import Stages
 from octavo.settings import SchedulerSettings
+from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.executor_client import ExecutorClient
@@ -26,6 +27,7 @@ from scheduler_svc.memory_log import MemoryLog
 from scheduler_svc.metrics import LiveState, SchedulerMetrics
 from scheduler_svc.output_streams import MAX_UNACKNOWLEDGED_BYTES, OutputStreams
 from scheduler_svc.policies.registry import PolicyError, load_policy
+from scheduler_svc.queue_bound import QueueBound
 from scheduler_svc.servicer import SERVICE_NAME, SchedulerServicer
 from scheduler_svc.term import StaleTermError, Term
 
@@ -68,7 +70,13 @@ class SchedulerServer:
         self._metrics_server = MetricsServer(registry, settings.bind, settings.metrics_port)
         metrics = SchedulerMetrics(registry)
         if engine is None:
-            engine = Engine(load_policy(settings.policy), settings.depth, orphan_timeout=settings.orphan_timeout)
+            engine = Engine(
+                load_policy(settings.policy),
+                settings.depth,
+                orphan_timeout=settings.orphan_timeout,
+                reserve=ReserveSettings(settings.reserve),
+                queue_bound=QueueBound(settings.max_waiting, settings.max_waiting_tokens),
+            )
         outputs = OutputStreams(output_limit)
         self._engine_loop = EngineLoop(engine, outputs, metrics, check_invariants=settings.check_invariants)
         self._gateways = Gateways(self._engine_loop, outputs, metrics, settings.gateway_grace)

@@ -8,9 +8,11 @@ from fakes import FakeExecutor, FakeGateway, make_spec
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RowStatus, ScheduledBatch, StepFailureReason
+from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.fcfs import FcfsScheduler
+from scheduler_svc.queue_bound import QueueBound
 from scheduler_svc.sequence import FinishReason, RequestId, RequestRecord, SequenceStatus
 
 
@@ -138,9 +140,16 @@ class Cell:
         raise AssertionError(f"still at work after {max_rounds} rounds: {self.engine.load()}")
 
 
-def make_cell(*specs: ExecutorSpec, depth: int = 2, policy: BaseScheduler | None = None) -> Cell:
+def make_cell(
+    *specs: ExecutorSpec,
+    depth: int = 2,
+    policy: BaseScheduler | None = None,
+    reserve: ReserveSettings | None = None,
+    queue_bound: QueueBound | None = None,
+) -> Cell:
     """Return a cell with these executors, sessions 1, 2, ..., under FCFS."""
-    cell = Cell(Engine(policy or FcfsScheduler(), depth, orphan_timeout=30.0))
+    engine = Engine(policy or FcfsScheduler(), depth, orphan_timeout=30.0, reserve=reserve, queue_bound=queue_bound)
+    cell = Cell(engine)
     for spec in specs:
         cell.add_executor(spec)
     return cell

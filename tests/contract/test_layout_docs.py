@@ -21,7 +21,9 @@ README = (ROOT / "README.md").read_text()
 def test_every_flag_is_listed_with_its_variable_and_default(settings_class: type[Settings]) -> None:
     """The tables follow the settings: no flag is missing, renamed or of another default."""
     for each in fields_of(settings_class):
-        default = {None: "", False: "false", dataclasses.MISSING: "required"}.get(each.default, str(each.default))
+        # By identity: 0.0 is equal to False.
+        words = ((None, ""), (False, "false"), (dataclasses.MISSING, "required"))
+        default = next((word for value, word in words if each.default is value), str(each.default))
         flag = f"--{each.name.replace('_', '-')}"
         row = rf"^\| `{flag}` \| `{variable_of(settings_class, each.name)}` \| {re.escape(default)} \| .+ \|$"
         assert re.search(row, README, re.MULTILINE), row

@@ -18,6 +18,7 @@ from whimsical import WhimsicalScheduler
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, StepFailureReason
+from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.listing import RequestView
 from scheduler_svc.load import LoadSnapshot
@@ -38,11 +39,14 @@ class EngineMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         seed=st.none() | st.integers(0, 1000),
         specs=st.lists(executor_specs, min_size=1, max_size=2),
+        share=st.sampled_from((0.0, 0.2, 0.6)),
     )
-    def make(self, depth: int, seed: int | None, specs: list[ExecutorSpec]) -> None:
+    def make(self, depth: int, seed: int | None, specs: list[ExecutorSpec], share: float) -> None:
         policy = FcfsScheduler() if seed is None else WhimsicalScheduler(seed)
         self.depth = depth
-        self.cell = Cell(Engine(policy, depth, orphan_timeout=1000.0))
+        # Kept so briefly that it is given back and taken again within a run.
+        reserve = ReserveSettings(share, longest_prompt=5, idle_seconds=1.0)
+        self.cell = Cell(Engine(policy, depth, orphan_timeout=1000.0, reserve=reserve))
         self.undelivered: dict[int, list[BatchResult]] = {}
         self.delivered: list[tuple[int, BatchResult]] = []
         self.records: dict[RequestId, RequestRecord] = {}

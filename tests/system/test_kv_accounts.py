@@ -78,7 +78,7 @@ async def test_live_numbers_agree_with_one_another(stack: Stack) -> None:
 
 @pytest.mark.asyncio
 async def test_a_flush_makes_the_same_prompt_cold(stack: Stack) -> None:
-    """A prompt that was computed before comes from the cache; after a flush it is computed again, to the same output."""
+    """A prompt computed before comes from the cache; after a flush it is computed again, to the same output."""
     request = request_for(PROMPT, 8, seed=1)
     async with octavo.AsyncAdminClient(stack.admin_address) as operator:
         await operator.flush_prefix_cache()
