@@ -17,10 +17,11 @@ from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "octavo"
 _DETAILS_KEY = "grpc-status-details-bin"
-# A client that nobody has configured takes 8 KiB of trailers for certain, and fails calls with more at random. The
-# message is there twice, once percent-encoded and once with the violations in base64, which adds a third.
-_MAX_MESSAGE_BYTES = 1000
-_MAX_VIOLATION_BYTES = 3500
+# A client that nobody has configured takes 8 KiB of trailers for certain, and fails calls with more at random. Details
+# are sent in base64, which adds a third; the message is among them and, percent-encoded, beside them.
+_MAX_ERROR_BYTES = 7000
+_MAX_METADATA_BYTES = 800
+_MAX_VIOLATION_BYTES = 2700
 _VIOLATION_OVERHEAD = 8
 _MORE = " ..."
 _CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -84,14 +85,19 @@ def number_from_code(code: grpc.StatusCode) -> int:
 def to_rpc_status(error: ServiceError) -> status_pb2.Status:
     """Return the google.rpc.Status of an error, details included.
 
-    A long message ends early, with "...", and of very many violations only the first are there.
+    A long message ends early, with "...", and so does a long value of the metadata; of very many violations only the
+    first are there.
     """
-    status = status_pb2.Status(code=number_from_code(error.code), message=_shortened(error.message))
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    metadata = dict(_first_metadata(error.metadata))
+    violations = list(_first_violations(error.violations))
+    in_details = sum(map(_size, violations)) + sum(len(key) + len(value.encode()) for key, value in metadata.items())
+    room = (_MAX_ERROR_BYTES - in_details * 4 / 3) / (1 + 4 / 3)
+    status = status_pb2.Status(code=number_from_code(error.code), message=_shortened(error.message, room))
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     status.details.append(_pack(info))
     if error.violations:
         bad_request = error_details_pb2.BadRequest()
-        for violation in _first_violations(error.violations):
+        for violation in violations:
             bad_request.field_violations.add(field=violation.field, description=violation.description)
         status.details.append(_pack(bad_request))
     if error.retry_delay is not None:
@@ -144,9 +150,8 @@ def _from_rpc_status(code: grpc.StatusCode, message: str, status: status_pb2.Sta
     )
 
 
-def _shortened(message: str) -> str:
-    """Return as much of a message as trailers are to hold, whole characters and, where it has parts, whole parts."""
-    room = _MAX_MESSAGE_BYTES
+def _shortened(message: str, room: float) -> str:
+    """Return as much of a message as fits into `room` bytes: whole characters and, where it has parts, whole parts."""
     for index, character in enumerate(message):
         # Bytes as gRPC encodes them: all but printable ASCII takes three characters a byte.
         room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
@@ -156,13 +161,28 @@ def _shortened(message: str) -> str:
     return message
 
 
+def _first_metadata(metadata: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    room = _MAX_METADATA_BYTES
+    # The short ones first: a number is whole, whatever else is there.
+    for key, value in sorted(metadata.items(), key=lambda item: len(item[1])):
+        fitting = value
+        if len(key) + len(value.encode()) > room:
+            fitting = value.encode()[: max(0, room - len(key) - len(_MORE))].decode(errors="ignore") + _MORE
+        room -= len(key) + len(fitting.encode())
+        yield key, fitting
+
+
 def _first_violations(violations: Sequence[FieldViolation]) -> Iterator[FieldViolation]:
     room = _MAX_VIOLATION_BYTES
     for violation in violations:
-        room -= len(violation.field.encode()) + len(violation.description.encode()) + _VIOLATION_OVERHEAD
+        room -= _size(violation)
         if room < 0:
             return
         yield violation
+
+
+def _size(violation: FieldViolation) -> int:
+    return len(violation.field.encode()) + len(violation.description.encode()) + _VIOLATION_OVERHEAD
 
 
 def _pack(message: Any) -> any_pb2.Any:

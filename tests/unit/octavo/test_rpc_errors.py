@@ -30,8 +30,8 @@ def test_what_fits_is_told_in_full() -> None:
 
 
 def test_a_long_message_ends_early_and_every_field_is_named() -> None:
-    """Fifty bad fields are all among the details; the message names as many as fit, each of them whole."""
-    error = invalid_argument([FieldViolation(f"field_{index}", "must be 1 to 3, is 7") for index in range(50)])
+    """Very many bad fields are all among the details; the message names as many as fit, each of them whole."""
+    error = invalid_argument([FieldViolation(f"field_{index}", "must be 1 to 3, is 7") for index in range(70)])
     message = to_rpc_status(error).message
     assert message.endswith("is 7 ...")
     assert error.message.startswith(message.removesuffix(" ..."))
@@ -42,13 +42,19 @@ def test_a_long_message_ends_early_and_every_field_is_named() -> None:
 def test_no_error_is_too_large_for_trailers(character: str) -> None:
     """However long an error is, and whatever is in it, any client takes it; what is told of it is whole characters."""
     fields = [FieldViolation(f"field_{index}", character * 300) for index in range(1000)]
-    for error in (invalid_argument(fields), ServiceError(grpc.StatusCode.NOT_FOUND, "NOT_THERE", character * 100_000)):
+    metadata = {"asked": character * 100_000, "number": "7"}
+    not_there = ServiceError(grpc.StatusCode.NOT_FOUND, "NOT_THERE", character * 100_000, metadata=metadata)
+    for error in (invalid_argument(fields, metadata), not_there):
         status = to_rpc_status(error)
         assert status.message.removesuffix(" ...") == error.message[: len(status.message) - 4]
         plain = sum(" " <= each <= "~" and each != "%" for each in status.message)
         encoded = plain + 3 * (len(status.message.encode()) - plain)
         in_base64 = -(-status.ByteSize() // 3) * 4
         assert encoded + in_base64 < ROOM - OF_OTHERS
+        info = error_details_pb2.ErrorInfo()
+        assert status.details[0].Unpack(info)
+        assert info.metadata["number"] == "7"
+        assert info.metadata["asked"].removesuffix(" ...") == character * (len(info.metadata["asked"]) - 4)
         told = violations_of(error)
         assert told == list(error.violations[: len(told)])
         assert told or not error.violations
