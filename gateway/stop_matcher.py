@@ -93,6 +93,7 @@ class StopMatcher:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """Return what was held back, at the end of the output."""
+        """Return what was held back, at the end of the output. What comes behind it is a text of its own."""
         held, self._held = self._held, ""
+        self._matched = [0] * len(self._stops)
         return held

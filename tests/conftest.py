@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # As in executor_svc/__main__.py, and for the same reason: cells in this process share its cores with the tests.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# A shell starts jobs in the background deaf to Ctrl-C, and they hand that on to the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import HealthCheck, settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_detokenizer_properties import SAMPLES, VOCABULARIES, ids_of
 from tokenizer_samples import TokenizerSample
@@ -37,6 +37,7 @@ def pieces_of(whole: list[int], cuts: list[int]) -> list[list[int]]:
     return [whole[start:stop] for start, stop in itertools.pairwise(edges)]
 
 
+@example(text="a", stops=["ab"], cuts=[], include=False)
 @given(text=LETTERS, stops=STOPS, cuts=CUTS, include=st.booleans())
 def test_every_cut_gives_the_same_text(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
     """A1: however a text is cut, it ends where the first stop string begins, or ends where that is to be shown."""
