@@ -76,7 +76,7 @@ class Engine:
         self._builder = BatchBuilder(self._policy)
         self._results = StepResults(self._policy, self._builder)
         self._placement = Placement(self._builder)
-        self._accounts = KvAccounts(self._placement.executors, self._builder)
+        self._accounts = KvAccounts(self._placement, self._builder)
         self._sessions = count(1)
         self._known_models: set[str] = set()
         # Events that arose where none can be returned; the next call that returns events delivers them.
@@ -241,15 +241,15 @@ class Engine:
     def list_requests(self, after: RequestPlace | None, limit: int, now: float) -> RequestsPage:
         """Return up to `limit` live requests, the oldest of those past `after`."""
         addresses = {session: executor.spec.address for session, executor in self._placement.executors.items()}
-        return list_page(
-            self._requests.values(), addresses, partial(self._accounts.why_it_waits, now=now), after, limit, now
-        )
+        why = partial(self._accounts.why_it_waits, now=now)
+        return list_page(self._requests.oldest(after), addresses, why, after, limit, now)
 
     def kv_state(self, query: KvQuery, now: float) -> KvState:
         """Return who holds which blocks. Raises NOT_FOUND where the executor that is asked for has no session."""
         if query.address:
             self.session_at(query.address)
-        return self._accounts.state(self._requests.values(), query, now)
+        since = None if query.after is None else query.after[:2]
+        return self._accounts.state(self._requests.oldest(since), query, now)
 
     def session_at(self, address: str) -> int:
         """Return the session with the executor of an address. Raises NOT_FOUND where there is none."""

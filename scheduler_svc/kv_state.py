@@ -1,13 +1,12 @@
 """Reads the accounts of KV blocks off the engine's state, which stays as it is: who holds what, and why others wait.
 
-An answer costs in proportion to the sequences that run and, for its page, to those that are live; a block map costs in
-proportion to the blocks. Between answers nothing is kept.
+An answer costs in proportion to the sequences that run and to its page; a block map costs in proportion to the blocks.
+Between answers nothing is kept.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 
 from scheduler_svc.batch_builder import BatchBuilder, is_worth_waiting, must_wait_for_isolation
 from scheduler_svc.executor_state import ExecutorState
@@ -21,26 +20,29 @@ from scheduler_svc.kv_views import (
     SequencePlace,
     WaitReason,
 )
+from scheduler_svc.placement import Placement
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 
 MAX_BLOCK_IDS = 65536
 """Most block ids on a page, unless its first sequence alone has more: with 4 bytes each, a small message."""
 
+_USES = {int(use): use for use in BlockUse}
+
 
 class KvAccounts:
-    """Tells the accounts of these sessions, live: the mapping is the engine's own."""
+    """Tells the accounts of the engine's sessions and of the sequences without one."""
 
-    def __init__(self, executors: Mapping[int, ExecutorState], builder: BatchBuilder) -> None:
-        self._executors = executors
+    def __init__(self, placement: Placement, builder: BatchBuilder) -> None:
+        self._placement = placement
+        self._executors = placement.executors
         self._builder = builder
 
-    def state(self, requests: Collection[LiveRequest], query: KvQuery, now: float) -> KvState:
-        """Return the accounts at this moment; `requests` are all live ones."""
+    def state(self, requests: Iterable[LiveRequest], query: KvQuery, now: float) -> KvState:
+        """Return the accounts at this moment; `requests` are the live ones, oldest first, from query.after's on."""
         executors = [each for each in self._executors.values() if query.address in ("", each.spec.address)]
-        if query.address:
-            num_sequences = sum(len(each.running) + len(each.waiting) for each in executors)
-        else:
-            num_sequences = sum(request.num_open for request in requests)
+        num_sequences = sum(len(each.running) + len(each.waiting) for each in executors)
+        if not query.address:
+            num_sequences += len(self._placement.orphans)
         page, following = self._page(requests, query, now) if query.limit else ((), None)
         return KvState(
             executors=tuple(_executor_kv(executor, query.map_cells, now) for executor in executors),
@@ -84,22 +86,12 @@ class KvAccounts:
         self, requests: Iterable[LiveRequest], query: KvQuery, now: float
     ) -> tuple[tuple[SequenceKv, ...], SequencePlace | None]:
         after = query.after
-        # Each live request has a choice that has not ended, so this many requests hold a page and one more. Places
-        # differ, so requests are never compared.
-        places = (
-            (request.arrival, request.record.id, request)
-            for request in requests
-            if (after is None or (request.arrival, request.record.id) >= after[:2])
-            and (not query.address or any(self._is_at(sequence, query.address) for sequence in request.sequences))
-        )
-        # One request more: of the one where the page before ended nothing may be left.
-        first = heapq.nsmallest(query.limit + 2, places)
         views: list[SequenceKv] = []
         last: SequencePlace | None = None
         num_block_ids = 0
-        for arrival, request_id, request in first:
+        for request in requests:
             for sequence in request.sequences:
-                place = arrival, request_id, sequence.choice
+                place = request.arrival, request.record.id, sequence.choice
                 if after is not None and place <= after:
                     continue
                 if sequence.status is SequenceStatus.FINISHED or not self._is_at(sequence, query.address):
@@ -179,14 +171,16 @@ def _executor_kv(executor: ExecutorState, map_cells: int, now: float) -> Executo
 def _block_map(executor: ExecutorState, most_cells: int) -> BlockMap:
     kv = executor.kv
     total = kv.num_total_blocks
-    # By block id less one: the null block is nobody's.
-    uses = bytearray([BlockUse.FREE]) * total
+    # By block id: the null block is nobody's.
+    uses = bytearray([BlockUse.FREE]) * (total + 1)
     for block in kv.cached_blocks():
-        uses[block - 1] = BlockUse.CACHED
+        uses[block] = BlockUse.CACHED
+    owned, shared = int(BlockUse.OWNED), int(BlockUse.SHARED)
     for sequence in executor.running:
         for block in sequence.block_table:
-            uses[block - 1] = BlockUse.SHARED if uses[block - 1] >= BlockUse.OWNED else BlockUse.OWNED
+            uses[block] = owned if uses[block] < owned else shared
     size = -(-total // most_cells)
-    cells = (uses[start : start + size] for start in range(0, total, size))
-    most = (max(BlockUse, key=lambda use: (cell.count(use), use)) for cell in cells)
-    return BlockMap(size, tuple(map(BlockUse, uses)) if size == 1 else tuple(most))
+    if size == 1:
+        return BlockMap(size, tuple(map(_USES.__getitem__, uses[1:])))
+    cells = (uses[start : start + size] for start in range(1, total + 1, size))
+    return BlockMap(size, tuple(_USES[max((cell.count(use), use) for use in _USES)[1]] for cell in cells))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from scheduler_svc.kv_views import WaitReason
 from scheduler_svc.sequence import LiveRequest, RequestId, Sequence, SequenceStatus
@@ -59,15 +59,14 @@ def list_page(
     limit: int,
     now: float,
 ) -> RequestsPage:
-    """Return the first `limit` requests past the place `after`.
+    """Return the first `limit` of `requests`, which are in the order of their places, past the place `after`.
 
     addresses: those of the executors, by session. why_it_waits answers None of what does not wait.
     """
-    # Places differ, so requests are never compared.
-    placed = ((_place(request), request) for request in requests)
-    first = heapq.nsmallest(limit + 1, (each for each in placed if after is None or each[0] > after))
-    views = tuple(_view(request, addresses, why_it_waits, now) for _, request in first[:limit])
-    return RequestsPage(views, first[limit - 1][0] if len(first) > limit else None)
+    past = (request for request in requests if after is None or _place(request) > after)
+    first = list(islice(past, limit + 1))
+    views = tuple(_view(request, addresses, why_it_waits, now) for request in first[:limit])
+    return RequestsPage(views, _place(first[limit - 1]) if len(first) > limit else None)
 
 
 def _place(request: LiveRequest) -> RequestPlace:

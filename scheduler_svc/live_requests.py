@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Iterator
 
 from scheduler_svc.sequence import LiveRequest, Outcome, RequestId, SequenceStatus
 from scheduler_svc.time_limits import TimeLimits
@@ -14,6 +16,8 @@ class LiveRequests:
     def __init__(self) -> None:
         self._by_id: dict[RequestId, LiveRequest] = {}
         self._by_incarnation: defaultdict[str, set[int]] = defaultdict(set)
+        # By arrival, so that a page of the oldest costs what is on it and not what lives. Newcomers belong at the end.
+        self._places: list[tuple[float, RequestId]] = []
         self.time_limits = TimeLimits()
         self.num_accepted = 0
         self.num_ended = dict.fromkeys(Outcome, 0)
@@ -32,6 +36,12 @@ class LiveRequests:
         """All of them, oldest acceptance first."""
         return list(self._by_id.values())
 
+    def oldest(self, since: tuple[float, RequestId] | None = None) -> Iterator[LiveRequest]:
+        """Yield them by arrival and id, from the place `since` on. None may come or go meanwhile."""
+        first = 0 if since is None else bisect_left(self._places, since)
+        for index in range(first, len(self._places)):
+            yield self._by_id[self._places[index][1]]
+
     def of_incarnation(self, incarnation: str) -> set[int]:
         """Counters of one gateway's requests."""
         return set(self._by_incarnation.get(incarnation, ()))
@@ -41,6 +51,7 @@ class LiveRequests:
         incarnation, counter = request.record.id
         self._by_id[request.record.id] = request
         self._by_incarnation[incarnation].add(counter)
+        insort(self._places, (request.arrival, request.record.id))
         self.time_limits.watch(request, now)
         self.num_accepted += 1
 
@@ -48,6 +59,7 @@ class LiveRequests:
         """End a request."""
         incarnation, counter = request.record.id
         del self._by_id[request.record.id]
+        del self._places[bisect_left(self._places, (request.arrival, request.record.id))]
         counters = self._by_incarnation[incarnation]
         counters.remove(counter)
         if not counters:
@@ -59,6 +71,7 @@ class LiveRequests:
         """Raise AssertionError unless what was accepted is live or has ended, and what is live has an open choice."""
         assert self.num_accepted == len(self._by_id) + sum(self.num_ended.values())
         assert sum(len(counters) for counters in self._by_incarnation.values()) == len(self._by_id)
+        assert self._places == sorted((each.arrival, each.record.id) for each in self._by_id.values())
         self.time_limits.check_invariants(set(self._by_id.values()))
         for request in self._by_id.values():
             num_open = sum(sequence.status is not SequenceStatus.FINISHED for sequence in request.sequences)
