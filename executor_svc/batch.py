@@ -68,6 +68,8 @@ class SamplingParams:
     """Runs of tokens, each at least one, that the output may not contain."""
     prompt_logprobs: int | None = None
     """None: no logprobs of the prompt's tokens."""
+    prompt_logprobs_from: int = 1
+    """Index of the first prompt token of which they are told, at least 1."""
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def _new_sequence(message: pb.NewSequence) -> NewSequence:
             bias_values=tuple(sampling.bias_values),
             bad_words=tuple(tuple(word.token_ids) for word in sampling.bad_words),
             prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+            prompt_logprobs_from=sampling.prompt_logprobs_from or 1,
         ),
         stopping=StoppingParams(stopping.max_tokens, stopping.min_tokens, tuple(stopping.stop_token_ids)),
         num_cached_tokens=message.num_cached_tokens,

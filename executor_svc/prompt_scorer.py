@@ -1,7 +1,7 @@
 """How likely the tokens of a prompt were: the logprobs of those that a step's rows tell.
 
 A row that computes the tokens [a, b) of its sequence has the hidden states that the tokens [a + 1, b + 1) follow from;
-of these it tells the prompt's. Whoever is recomputed tells them again.
+of these it tells the prompt's, from the first that is wanted on. Whoever is recomputed tells them again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class _Told:
 
     row: int
     """Which of the R rows that run."""
+    start: int
+    """Which of the row's hidden states is the first that counts."""
     first_token_index: int
     num_tokens: int
     num_top: int
@@ -62,7 +64,7 @@ class PromptScorer:
         if not told:
             return {}
         starts = inputs.metadata.query_start
-        places = np.concatenate([int(starts[each.row]) + np.arange(each.num_tokens) for each in told])
+        places = np.concatenate([int(starts[each.row]) + each.start + np.arange(each.num_tokens) for each in told])
         token_ids = np.concatenate([self._tokens(each, inputs) for each in told])
         num_top = max(each.num_top for each in told)
         logprobs, top_ids, tops, finite = self._gather(hidden, places, token_ids, num_top)
@@ -85,10 +87,11 @@ class PromptScorer:
             prompt = wanted.get(slot)
             if prompt is None or not sound[row]:
                 continue
-            first = int(self._table.num_computed_tokens[slot]) + 1
+            first = max(int(self._table.num_computed_tokens[slot]) + 1, prompt.first_token_index)
             end = min(inputs.metadata.context_lens_host[row] + 1, prompt.num_prompt_tokens)
             if end > first:
-                told.append(_Told(row, first, end - first, prompt.num_top))
+                start = first - 1 - int(self._table.num_computed_tokens[slot])
+                told.append(_Told(row, start, first, end - first, prompt.num_top))
         return told
 
     def _tokens(self, told: _Told, inputs: InputBatch) -> Ints:

@@ -138,6 +138,7 @@ class WantedPrompt:
 
     num_prompt_tokens: int
     num_top: int
+    first_token_index: int
 
 
 class SamplerState:
@@ -187,7 +188,9 @@ class SamplerState:
         if params.bad_words:
             self.bad_words[slot] = BadWords(params.bad_words, output)
         if params.prompt_logprobs is not None:
-            self.wanted_prompts[slot] = WantedPrompt(sequence.num_prompt_tokens, params.prompt_logprobs)
+            self.wanted_prompts[slot] = WantedPrompt(
+                sequence.num_prompt_tokens, params.prompt_logprobs, params.prompt_logprobs_from
+            )
 
     def remove(self, slot: int) -> None:
         """Forget a slot."""

@@ -34,7 +34,7 @@ from gateway.requests import (
     StoppingParams,
     Usage,
 )
-from gateway.scoring import SAMPLING, STOPPING, score_of
+from gateway.scoring import STOPPING, sampling_of, score_of
 from gateway.served_models import ServedModel, ServedModels
 from gateway.time_limits import DEADLINE, FIRST_TOKEN_TARGET, QUEUE_TTL, TimeLimits, deadline_exceeded
 from octavo.rpc.errors import ServiceError
@@ -167,13 +167,14 @@ class Generator:
                 requests: list[LiveRequest] = []
                 for continuation in continuations:
                     prompt = [*before, *continuation]
-                    request = self._add(call, model, command.label, prompt, SAMPLING, STOPPING, 1)
+                    sampling = sampling_of(len(before))
+                    request = self._add(call, model, command.label, prompt, sampling, STOPPING, 1)
                     requests.append(request)
                     submitted.enter_context(self._submitted(request))
                 await _wait_for_all(requests)
             scores = []
             for request, continuation in zip(requests, continuations, strict=True):
-                assert request.prompt_logprobs is not None, "SAMPLING asks for them"
+                assert request.prompt_logprobs is not None, "scores ask for them"
                 scores.append(score_of(request.prompt_logprobs, len(before), continuation))
             num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
             return Scores(scores, Usage(num_prompt_tokens, 0, sum(each.num_cached_tokens for each in requests)))

@@ -127,7 +127,9 @@ class LiveRequest:
         self.choices = [ChoiceRecord(sampling.top_logprobs) for _ in range(num_choices)]
         self.prompt_logprobs: PromptLogprobRecord | None = None
         if sampling.prompt_logprobs is not None:
-            self.prompt_logprobs = PromptLogprobRecord(sampling.prompt_logprobs, len(prompt_token_ids))
+            self.prompt_logprobs = PromptLogprobRecord(
+                sampling.prompt_logprobs, len(prompt_token_ids), sampling.prompt_logprobs_from
+            )
         self.accepted_at = accepted_at
         self.deadline = deadline
         self.scheduling = scheduling

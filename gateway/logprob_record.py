@@ -56,11 +56,12 @@ class LogprobRecord:
 
 
 class PromptLogprobRecord:
-    """Logprobs of a prompt's tokens, all but the first of which nothing is known. They come in runs, some again."""
+    """Logprobs of a prompt's tokens from one on, at the earliest the second. They come in runs, some again."""
 
-    def __init__(self, num_top: int, num_prompt_tokens: int) -> None:
+    def __init__(self, num_top: int, num_prompt_tokens: int, first_token_index: int = 1) -> None:
         self._record = LogprobRecord(num_top)
-        self._num_told = num_prompt_tokens - 1
+        self._start = first_token_index
+        self._num_told = num_prompt_tokens - first_token_index
 
     def __len__(self) -> int:
         return len(self._record)
@@ -81,9 +82,9 @@ class PromptLogprobRecord:
         A stay that begins anew tells the same again: it is dropped. Raises RecordError on a gap, and on what lies
         outside the prompt.
         """
-        first, count, known = first_token_index - 1, len(columns.sampled) // 4, len(self._record)
+        first, count, known = first_token_index - self._start, len(columns.sampled) // 4, len(self._record)
         if first < 0 or first + count > self._num_told:
-            raise RecordError(f"logprobs of {count} tokens from {first_token_index} on leave the prompt")
+            raise RecordError(f"logprobs of {count} tokens from {first_token_index} on are not those asked for")
         if first > known:
             raise RecordError(f"a gap: prompt logprobs from token {first_token_index} on, where {known} are known")
         skip = min(known - first, count)
@@ -91,9 +92,9 @@ class PromptLogprobRecord:
         return skip < count
 
     def slice(self, start: int, stop: int) -> LogprobColumns:
-        """Return those of the prompt's tokens `start` to `stop`, at least 1."""
-        return self._record.slice(start - 1, stop - 1)
+        """Return those of the prompt's tokens `start` to `stop`, none before the first that is told of."""
+        return self._record.slice(start - self._start, stop - self._start)
 
     def logprobs(self) -> tuple[float, ...]:
-        """Return the logprob of each token from the second on."""
+        """Return the logprob of each token from the first that is told of on."""
         return self._record.sampled()

@@ -100,7 +100,8 @@ class ScoreCommand:
 class SamplingParams:
     """How to sample, nothing unset. `top_logprobs` and `prompt_logprobs` None: none. `seed`: 64 bits.
 
-    `bad_words`: runs of tokens that the output may not contain, distinct.
+    `bad_words`: runs of tokens that the output may not contain, distinct. `prompt_logprobs_from`: index of the first
+    token of the prompt of which they are wanted, at least 1.
     """
 
     temperature: float
@@ -116,6 +117,7 @@ class SamplingParams:
     logit_bias: tuple[LogitBias, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 1
 
 
 @dataclass(frozen=True)

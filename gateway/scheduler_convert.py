@@ -135,6 +135,7 @@ def _sampling(request: LiveRequest) -> sequence_pb2.SamplingParams:
         bias_values=[each.bias if each.bias > MIN_BIAS else _FORBIDDING for each in params.logit_bias],
         bad_words=[sequence_pb2.TokenSequence(token_ids=each) for each in params.bad_words],
         prompt_logprobs=None if is_told else params.prompt_logprobs,
+        prompt_logprobs_from=params.prompt_logprobs_from,
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway.logprob_record import PromptLogprobRecord
 from gateway.requests import ContinuationScore, SamplingParams, StoppingParams
 from octavo.rpc.logprobs import unpack_floats, unpack_ids
 
-SAMPLING = SamplingParams(
+_SAMPLING = SamplingParams(
     temperature=0.0,
     top_p=1.0,
     top_k=0,
@@ -22,8 +23,16 @@ SAMPLING = SamplingParams(
     # The likeliest token at each place tells whether greedy generation would write the continuation.
     prompt_logprobs=1,
 )
-"""How what is scored is run: nothing is generated."""
 STOPPING = StoppingParams(max_tokens=0, min_tokens=0, stop_token_ids=())
+"""When what is scored stops: nothing is generated."""
+
+
+def sampling_of(num_before: int) -> SamplingParams:
+    """Return how a continuation behind so many tokens, at least 1, is run.
+
+    Only the continuation is asked about, so that those of one input share its KV: it is computed once for all of them.
+    """
+    return replace(_SAMPLING, prompt_logprobs_from=num_before)
 
 
 def score_of(record: PromptLogprobRecord, num_before: int, token_ids: Sequence[int]) -> ContinuationScore:

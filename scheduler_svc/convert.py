@@ -90,10 +90,15 @@ def request_record(incarnation: str, submit: scheduler_pb2.Submit) -> RequestRec
         remaining_queue_ttl=_remaining(submit, "remaining_queue_ttl"),
         remaining_first_token=_remaining(submit, "remaining_first_token"),
         cache_salt=submit.cache_salt,
-        # The logprobs of a prompt come of computing it.
-        reads_cache=not submit.bypass_cache and not submit.sampling.HasField("prompt_logprobs"),
+        reads_cache=not submit.bypass_cache,
+        max_cached_tokens=_max_cached_tokens(submit.sampling),
         writes_cache=not submit.bypass_cache,
     )
+
+
+def _max_cached_tokens(sampling: SamplingParams) -> int | None:
+    """The logprob of a prompt's token comes of computing the one before it; None: any may be cached."""
+    return max(0, sampling.prompt_logprobs_from - 1) if sampling.HasField("prompt_logprobs") else None
 
 
 def _remaining(submit: scheduler_pb2.Submit, field: str) -> float | None:

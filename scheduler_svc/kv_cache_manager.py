@@ -81,13 +81,18 @@ class KVCacheManager:
         """
         if not sequence.request.record.reads_cache:
             return []
-        return self._cache.find(sequence, sequence.num_tokens - 1)
+        return self._cache.find(sequence, self._most_cached_tokens(sequence))
 
     def num_awaited_tokens(self, sequence: Sequence, prefix: Items[int]) -> int:
         """Tokens behind a waiting sequence's `prefix` whose KV others compute now, so that it can share theirs soon."""
         if not sequence.request.record.reads_cache:
             return 0
-        return self._cache.num_computing(sequence, len(prefix)) * self.block_size
+        num_more = self._most_cached_tokens(sequence) // self.block_size - len(prefix)
+        return min(self._cache.num_computing(sequence, len(prefix)), max(0, num_more)) * self.block_size
+
+    def _most_cached_tokens(self, sequence: Sequence) -> int:
+        most = sequence.request.record.max_cached_tokens
+        return sequence.num_tokens - 1 if most is None else min(most, sequence.num_tokens - 1)
 
     def allocate(self, sequence: Sequence, num_tokens: int, prefix: Items[int] = ()) -> tuple[int, ...]:
         """Give a sequence without blocks those of `prefix`, from find_prefix, and others, for its first num_tokens

@@ -59,7 +59,8 @@ class RequestRecord:
     """A request in full, as its gateway submits it; a resumed one carries committed tokens.
 
     age and what remains are seconds; None is no limit. sampling is passed through unread. cache_salt is part of the
-    key of its cached blocks; it may take such blocks (reads_cache) and leave some (writes_cache).
+    key of its cached blocks; it may take such blocks (reads_cache), at most those of its first max_cached_tokens tokens
+    where that is set, and leave some (writes_cache).
     """
 
     id: RequestId
@@ -80,6 +81,7 @@ class RequestRecord:
     remaining_first_token: float | None = None
     cache_salt: str = ""
     reads_cache: bool = True
+    max_cached_tokens: int | None = None
     writes_cache: bool = True
 
     @property

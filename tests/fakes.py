@@ -82,6 +82,7 @@ def make_record(
     remaining_first_token: float | None = None,
     cache_salt: str = "",
     reads_cache: bool = True,
+    max_cached_tokens: int | None = None,
     writes_cache: bool = True,
 ) -> RequestRecord:
     """Return a record; its sampling, which the scheduler passes on unread, is the seed of the fake model."""
@@ -104,6 +105,7 @@ def make_record(
         remaining_first_token=remaining_first_token,
         cache_salt=cache_salt,
         reads_cache=reads_cache,
+        max_cached_tokens=max_cached_tokens,
         writes_cache=writes_cache,
     )
 

@@ -24,6 +24,7 @@ class RequestPlan:
     tenant: str
     cache_salt: str
     reads_cache: bool
+    max_cached_tokens: int | None
     writes_cache: bool
 
     def prompt(self, counter: int) -> tuple[int, ...]:
@@ -68,5 +69,6 @@ def request_plans(draw: st.DrawFn) -> RequestPlan:
         tenant=draw(st.sampled_from(("", "a"))),
         cache_salt=draw(st.sampled_from(("", "a"))),
         reads_cache=draw(st.sampled_from((True, True, True, False))),
+        max_cached_tokens=draw(st.sampled_from((None, None, None, 0, 5, 9))),
         writes_cache=draw(st.sampled_from((True, True, True, False))),
     )

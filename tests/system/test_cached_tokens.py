@@ -96,6 +96,38 @@ async def test_prompt_logprobs_are_computed(stack: Stack) -> None:
 
 
 @pytest.mark.asyncio
+async def test_continuations_share_their_input(stack: Stack) -> None:
+    """Score computes an input once for all its continuations, and each score is what it is where nothing is cached."""
+    prompt = new_prompt(6 * BLOCK)
+    continuations = [new_prompt(length) for length in (1, 2, 5, BLOCK, 2 * BLOCK + 1, 3, 1, 7)]
+
+    def request_of(parts: list[list[int]]) -> inference_pb2.ScoreRequest:
+        ids = inference_pb2.TokenIds
+        return inference_pb2.ScoreRequest(
+            token_ids=ids(ids=prompt),
+            continuations=[inference_pb2.Continuation(token_ids=ids(ids=part)) for part in parts],
+        )
+
+    async with open_channel(stack.gateway_address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        together = await stub.Score(request_of(continuations), timeout=TIMEOUT)
+        # The last token of the input is computed for each: the first logprob comes of it.
+        assert together.usage.cached_tokens == (len(continuations) - 1) * 5 * BLOCK
+        await wait_idle(stack)
+        for part, score in zip(continuations, together.scores, strict=True):
+            request = with_cache([*prompt, *part], bypass=True)
+            request.stopping.max_tokens = 0
+            request.output.prompt_logprobs = 1
+            computed = (await generate(stack, request)).prompt.logprobs[len(prompt) :]
+            assert list(score.logprobs) == pytest.approx([each.logprob for each in computed], abs=1e-4)
+            assert list(score.token_ids) == part
+            again = await stub.Score(request_of([part]), timeout=TIMEOUT)
+            assert again.usage.cached_tokens == 5 * BLOCK
+            assert list(again.scores[0].logprobs) == pytest.approx(list(score.logprobs), abs=1e-4)
+            await wait_idle(stack)
+
+
+@pytest.mark.asyncio
 async def test_no_salt_reads_another_tenant(tiny_model: PreparedModel, tmp_path: Path) -> None:
     """D1: whatever one tenant puts into its salt, the other's cached prefix is not found with it."""
     file = tmp_path / "keys"

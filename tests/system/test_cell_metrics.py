@@ -102,7 +102,8 @@ async def test_every_scrape_adds_up(stack: Stack) -> None:
     assert seen["CANCELLED_BY_OPERATOR"] == endings["cancelled", "operator"] == 5
     assert seen["left"] == endings["cancelled", "client"] == 5
     # A client's time may have passed before its request came through.
-    assert seen["DEADLINE_EXCEEDED"] == 5
+    # Whose timer is the first is chance: the gateway names the limit, and a client its code.
+    assert seen["DEADLINE_EXCEEDED"] + seen["DEADLINE"] == 5
     assert endings["cancelled", "deadline"] + refused.pop("deadline_exceeded", 0) + refused.pop("cancelled", 0) <= 5
     assert refused == {"invalid_argument": 5}
     assert {outcome for outcome, _ in endings} <= {"finished", "cancelled"}

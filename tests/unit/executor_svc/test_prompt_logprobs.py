@@ -128,6 +128,34 @@ def test_equal_transformers(
         _assert_told(told, sequences[name], expected[name])
 
 
+@pytest.mark.parametrize(
+    ("depth", "chunk", "first"), [(1, 250, 19), (2, 13, 65), (1, 64, 64), (3, 40, 134), (1, 250, 500)]
+)
+def test_only_what_is_asked_for_is_told(
+    model: tuple[str, CausalLM], expected: dict[str, torch.Tensor], depth: int, chunk: int, first: int
+) -> None:
+    """From the first token that is asked about on each is told once, with the same numbers, wherever chunks end; a
+    preempted sequence tells from there again; output tokens are those of who asks about nothing.
+    """
+    sequences = _sequences()
+    long, silent = sequences["long"], sequences["silent long"]
+    asking = replace(long, sampling=replace(long.sampling, prompt_logprobs_from=first))
+    driver, undisturbed = _driver(model, depth=depth, chunk=chunk), _driver(model)
+    driver.add("asking", asking)
+    driver.add("silent", silent)
+    undisturbed.add("asking", replace(long, sampling=replace(long.sampling, prompt_logprobs=None)))
+    undisturbed.add("silent", silent)
+    driver.step()
+    driver.preempt("asking")
+    assert driver.finish() == undisturbed.finish()
+    wanted = list(range(first, long.num_prompt_tokens))
+    told = driver.prompt_logprobs.get("asking", [])
+    _assert_told(told, long, expected["long"])
+    indices = _indices(told)
+    assert set(indices) == set(wanted)
+    assert indices[len(indices) - len(wanted) :] == wanted
+
+
 def test_recomputed_rows_tell_again(model: tuple[str, CausalLM], expected: dict[str, torch.Tensor]) -> None:
     """Preempted inside its prompt and in its output, a sequence tells its prompt from the start each time, the same
     numbers; its recomputed output is not told, and no output token changes.

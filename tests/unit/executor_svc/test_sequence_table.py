@@ -191,7 +191,7 @@ def _drift_lost_words(table: SequenceTable) -> None:
 
 
 def _drift_wanted(table: SequenceTable) -> None:
-    table.sampler.wanted_prompts[0] = WantedPrompt(4, 2)
+    table.sampler.wanted_prompts[0] = WantedPrompt(4, 2, 1)
 
 
 def _drift_typical(table: SequenceTable) -> None:

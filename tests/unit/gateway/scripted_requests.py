@@ -23,7 +23,7 @@ class Running:
     """A request as the scheduler knows it: what it will write, and how much of that it has sent.
 
     `num_cached`: tokens of the prompt that were cached when it ran, where that is not told yet.
-    `num_told`: tokens of the prompt, the first included, whose logprobs it has told; all where none are asked for.
+    `num_told`: tokens of the prompt whose logprobs it has told, or before those that are asked for; all where none are.
     """
 
     submit: scheduler_pb2.Submit
@@ -41,7 +41,8 @@ class Running:
             assert list(choice.token_ids) == output[: len(choice.token_ids)], "committed tokens are not what was sent"
         num_sent = [len(choice.token_ids) for choice in submit.choices]
         ended = [choice.HasField("end") for choice in submit.choices]
-        num_told = 1 if submit.sampling.HasField("prompt_logprobs") else len(submit.prompt_token_ids)
+        is_asked = submit.sampling.HasField("prompt_logprobs")
+        num_told = submit.sampling.prompt_logprobs_from or 1 if is_asked else len(submit.prompt_token_ids)
         return cls(submit, outputs, num_sent, ended, num_told, num_cached)
 
     def _next_of_prompt(self, num_tokens: int) -> scheduler_pb2.ChoiceOutput:

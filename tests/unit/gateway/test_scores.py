@@ -31,6 +31,8 @@ async def test_scores(prepared: PreparedModel) -> None:
         wanted = [ids_of(" sat"), [5, 9]]
         assert [list(submit.prompt_token_ids) for submit in submits] == [[*ids_of("the cat"), *ids] for ids in wanted]
         assert {submit.label for submit in submits} == {"mine"}
+        # Nothing is asked of the input, so that all of it but its last token may be cached.
+        assert {submit.sampling.prompt_logprobs_from for submit in submits} == {len(ids_of("the cat"))}
         for score, token_ids in zip(answer.scores, wanted, strict=True):
             assert list(score.token_ids) == token_ids
             assert list(score.logprobs) == [-token_id / 8 for token_id in token_ids]

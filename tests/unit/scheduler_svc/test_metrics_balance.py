@@ -218,10 +218,10 @@ class Traffic:
         assert page["octavo_scheduler_gateways"] == len(self.attached)
         assert page["octavo_scheduler_executors"] == len(self.sessions)
         blocks = {name: value for name, value in page.items() if name.startswith("octavo_kv_blocks")}
-        assert len(blocks) == 3 * len(self.sessions)
+        assert len(blocks) == 4 * len(self.sessions)
         for _, executor in self.sessions.values():
             name = f'octavo_kv_blocks{{executor="{executor.spec.address}",state='
-            parts = [blocks[f'{name}"{state}"}}'] for state in ("free", "owned", "cached")]
+            parts = [blocks[f'{name}"{state}"}}'] for state in ("free", "owned", "cached", "pinned")]
             assert sum(parts) == 11
         if not self.live:
             assert page['octavo_scheduler_sequences{state="waiting"}'] == 0
@@ -253,7 +253,7 @@ async def test_the_books_balance_on_every_page_of_random_traffic(seed: int) -> N
         assert page[f'octavo_scheduler_requests_ended_total{{outcome="{outcome}"}}'] > 5
     assert page["octavo_preemptions_total"] > 0
     assert traffic.rejected["refused"] > 0
-    assert {"CANCELLED_BY_OPERATOR", "DEADLINE_EXCEEDED", "NAN_LOGITS"} <= set(traffic.seen)
+    assert {"CANCELLED_BY_OPERATOR", "DEADLINE", "NAN_LOGITS"} <= set(traffic.seen)
     for request in traffic.live:
         traffic.gateways.cancel_for_operator(*request)
     traffic.check(page_of(traffic.registry))

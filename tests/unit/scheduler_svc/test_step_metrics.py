@@ -172,6 +172,8 @@ def test_every_series_has_its_name_and_says_what_it_is() -> None:
     assert sorted(families) == [
         "octavo_desyncs",
         "octavo_kv_blocks",
+        "octavo_kv_reserved_blocks",
+        "octavo_policy_failures",
         "octavo_preemptions",
         "octavo_prefix_hit_tokens",
         "octavo_prefix_query_tokens",
@@ -183,6 +185,7 @@ def test_every_series_has_its_name_and_says_what_it_is() -> None:
         "octavo_scheduler_requests_accepted",
         "octavo_scheduler_requests_ended",
         "octavo_scheduler_requests_live",
+        "octavo_scheduler_requests_over_time",
         "octavo_scheduler_requests_rejected",
         "octavo_scheduler_sequences",
         "octavo_step_hop_seconds",

@@ -300,3 +300,47 @@ def test_an_orphan_ends_by_its_own_limits() -> None:
     assert record.id not in cell.gateway.done
     cell.expire(1.0)
     assert error_of(cell, record.id).reason == "DEADLINE"
+
+
+def test_the_second_in_the_queue_ends_as_early_as_the_head() -> None:
+    """Behind a head that only waits for a row, a prompt that needs 0.4 s of its target ends with 0.4 s left."""
+    cell = busy_cell(num_blocks=129)
+    cell.submit(make_record(1, [6] * 8, max_tokens=3))
+    record = make_record(2, [7] * 32, remaining_first_token=1.0)
+    cell.submit(record)
+    while record.id not in cell.gateway.done:
+        step(cell)
+    metadata = error_of(cell, record.id).metadata
+    assert (metadata["predicted"], metadata["limit_seconds"]) == ("true", "1.000")
+    assert float(metadata["age_seconds"]) < 0.75
+    assert not was_sent(cell, record.id)
+
+
+def test_the_last_look_is_at_the_admission() -> None:
+    """What became hopeless since the clock was looked at is not started: its place in a step is the next one's."""
+    cell = measured_cell(make_cell(make_spec(max_num_batched_tokens=8), depth=1))
+    hopeless = make_record(1, [7] * 32, remaining_first_token=0.35)
+    next_one = make_record(2, [8] * 4, max_tokens=1)
+    cell.submit(hopeless)
+    cell.submit(next_one)
+    cell.schedule()
+    cell.expire()
+    assert error_of(cell, hopeless.id).metadata["predicted"] == "true"
+    assert not was_sent(cell, hopeless.id)
+    assert was_sent(cell, next_one.id)
+
+
+def test_what_others_compute_takes_no_time() -> None:
+    """The forecast for a prompt that another sequence computes just now holds no more than its own last tokens."""
+    cell = measured_cell(make_cell(make_spec(max_num_batched_tokens=8, block_size=4), depth=1))
+    cell.submit(make_record(1, [7] * 32, max_tokens=1))
+    step(cell)
+    record = make_record(2, [7] * 32, max_tokens=1, remaining_first_token=9.0)
+    cell.submit(record)
+    (executor,) = cell.engine._placement.executors.values()
+    (second,) = (each for each in cell.engine.live_sequences() if each.request_id == record.id)
+    lead = executor.lead(second, executor.kv.find_prefix(second), cell.now)
+    # Its last block, four tokens of it, is its own: one step.
+    assert lead.first_token == pytest.approx(STEP)
+    run_until_idle(cell)
+    assert cell.gateway.done[record.id].error is None

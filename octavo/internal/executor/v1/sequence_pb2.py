@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*octavo/internal/executor/v1/sequence.proto\x12\x1boctavo.internal.executor.v1\"\x8e\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x19\n\x0ctop_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12\x11\n\ttypical_p\x18\n \x01(\x02\x12\x16\n\x0e\x62ias_token_ids\x18\x0b \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0c \x03(\x02\x12=\n\tbad_words\x18\r \x03(\x0b\x32*.octavo.internal.executor.v1.TokenSequence\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x42\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"P\n\x0eStoppingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"d\n\x13TokenLogprobColumns\x12\x0f\n\x07num_top\x18\x01 \x01(\r\x12\x0f\n\x07sampled\x18\x02 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*octavo/internal/executor/v1/sequence.proto\x12\x1boctavo.internal.executor.v1\"\xac\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x19\n\x0ctop_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12\x11\n\ttypical_p\x18\n \x01(\x02\x12\x16\n\x0e\x62ias_token_ids\x18\x0b \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0c \x03(\x02\x12=\n\tbad_words\x18\r \x03(\x0b\x32*.octavo.internal.executor.v1.TokenSequence\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x14prompt_logprobs_from\x18\x0f \x01(\rB\x0f\n\r_top_logprobsB\x12\n\x10_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"P\n\x0eStoppingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\"d\n\x13TokenLogprobColumns\x12\x0f\n\x07num_top\x18\x01 \x01(\r\x12\x0f\n\x07sampled\x18\x02 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.internal.executor.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS']._serialized_start=76
-  _globals['_SAMPLINGPARAMS']._serialized_end=474
-  _globals['_TOKENSEQUENCE']._serialized_start=476
-  _globals['_TOKENSEQUENCE']._serialized_end=510
-  _globals['_STOPPINGPARAMS']._serialized_start=512
-  _globals['_STOPPINGPARAMS']._serialized_end=592
-  _globals['_TOKENLOGPROBCOLUMNS']._serialized_start=594
-  _globals['_TOKENLOGPROBCOLUMNS']._serialized_end=694
+  _globals['_SAMPLINGPARAMS']._serialized_end=504
+  _globals['_TOKENSEQUENCE']._serialized_start=506
+  _globals['_TOKENSEQUENCE']._serialized_end=540
+  _globals['_STOPPINGPARAMS']._serialized_start=542
+  _globals['_STOPPINGPARAMS']._serialized_end=622
+  _globals['_TOKENLOGPROBCOLUMNS']._serialized_start=624
+  _globals['_TOKENLOGPROBCOLUMNS']._serialized_end=724
 # @@protoc_insertion_point(module_scope)
