@@ -102,23 +102,22 @@ def simulated(share: float) -> tuple[dict[str, Any], dict[str, list[Outcome]]]:
 def real(model_name: str, share: float, scale: int, repeats: int) -> tuple[dict[str, Any], dict[str, list[Outcome]]]:
     """Run a smaller flood through real services; returns the figures, the medians of the repeats, and the last runs."""
     model = ensure_prepared(model_name, report=lambda line: print(line, file=sys.stderr))
-    longest = min(900, model.max_position_embeddings - 64)
-    flags = {"max_num_seqs": "8", "max_num_batched_tokens": "256", "kv_memory": "512MiB"}
+    flags = {"max_num_seqs": "32", "max_num_batched_tokens": "128", "kv_memory": "512MiB"}
 
     def jobs_within(num_short: int, seconds: float) -> list[Job]:
         return flood(
             num_long=scale,
-            long_prompt=(longest * 2 // 3, longest),
-            long_tokens=(8, 24),
+            long_prompt=(300, 400),
+            long_tokens=(4, 12),
             num_short=num_short,
-            short_prompt=(16, 48),
-            short_tokens=(4, 12),
+            short_prompt=(8, 24),
+            short_tokens=(2, 6),
             seconds=seconds,
         )
 
     # How long the long ones take by themselves says when short ones have to come to find them there.
     _, alone = asyncio.run(run_real(model, jobs_within(0, 0.0), flags))
-    jobs = jobs_within(scale, 0.7 * alone)
+    jobs = jobs_within(scale // 2, 0.7 * alone)
     runs: dict[str, list[dict[str, Any]]] = {"without": [], "with": []}
     outcomes: dict[str, list[Outcome]] = {}
     for _ in range(repeats):
@@ -151,7 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reserve", type=float, default=SHARE, help=f"share to compare with none [default: {SHARE}]")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="model of the real run [default: %(default)s]")
-    parser.add_argument("--scale", type=int, default=10, help="long prompts of the real run [default: 10]")
+    parser.add_argument("--scale", type=int, default=24, help="long prompts of the real run [default: 24]")
     parser.add_argument("--repeats", type=int, default=1, help="real runs of each kind; medians count [default: 1]")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write pictures into this folder")
