@@ -363,14 +363,16 @@ def _stages_us(rounds: Sequence[Sequence[Step]]) -> dict[str, float]:
     """Microseconds of each stage for a sequence and step: medians over the rounds."""
 
     def of_round(steps: Sequence[Step], stage: str) -> float:
-        return 1e6 * sum(step.stages.get(stage, 0.0) for step in steps) / sum(step.num_rows for step in steps)
+        seconds = sum(step.stages.get(stage, 0.0) for step in steps)
+        return 1e6 * seconds / sum(step.num_rows for step in steps)
 
     return {stage: round(median(of_round(steps, stage) for steps in rounds), 3) for stage in STAGES}
 
 
 def _slowest_ms(rounds: Sequence[Sequence[Step]]) -> float:
     """The slowest step, in milliseconds. Step i does the same work in every round, so of each the median counts."""
-    return 1e3 * max(median(step.seconds for step in same) for same in zip(*rounds, strict=True))
+    slowest: float = max(median(step.seconds for step in same) for same in zip(*rounds, strict=True))
+    return 1e3 * slowest
 
 
 async def run(sizes: Sequence[int], num_steps: int, num_waiting: int, num_rounds: int) -> dict[str, Any]:
