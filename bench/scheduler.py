@@ -195,8 +195,8 @@ class Cell:
         data = scheduler_pb2.AttachRequest(submit=submit).SerializeToString()
         before = self._watch.enter("submit")
         frame = scheduler_pb2.AttachRequest.FromString(data)
-        self._loop.submit(request_record(GATEWAYS[counter % len(GATEWAYS)], frame.submit))
-        accepted_frame(counter).SerializeToString()
+        num_cached_tokens = self._loop.submit(request_record(GATEWAYS[counter % len(GATEWAYS)], frame.submit))
+        accepted_frame(counter, num_cached_tokens).SerializeToString()
         self._watch.enter(before)
 
     async def step(self) -> Step:

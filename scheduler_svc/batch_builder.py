@@ -18,12 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scheduler_svc.batch import NewSequence, ScheduledBatch, ScheduledRow
+from scheduler_svc.batch import NewSequence, ScheduledBatch
 from scheduler_svc.executor_state import ExecutorState, InFlightStep, QueueKey
 from scheduler_svc.keyed_heap import Entry
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus, SequenceView
+from scheduler_svc.step_draft import StepDraft
 
 GROWTH_BLOCKS = 1
 """Free blocks that an admission leaves for each sequence already running.
@@ -44,41 +45,6 @@ MAX_SET_ASIDE = 16
 _NO_BLOCKS: tuple[int, ...] = ()
 _NO_PREFIX: list[int] = []
 _LAST_KEY: tuple[float, ...] = (math.inf,)
-
-
-class _Draft:
-    """A step under construction: parallel columns as in InFlightStep."""
-
-    __slots__ = ("budget", "new_sequences", "rows", "samples", "sequences", "shed")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.sequences: list[Sequence] = []
-        self.rows: list[ScheduledRow] = []
-        self.samples: list[bool] = []
-        self.new_sequences: list[NewSequence] = []
-        self.shed: list[LiveRequest] = []
-
-    def add(self, sequence: Sequence, num_scheduled: int, new_blocks: tuple[int, ...]) -> None:
-        """Schedule a sequence's next num_scheduled tokens and count them as done."""
-        computed = sequence.num_computed_tokens
-        self.rows.append(ScheduledRow(sequence.handle, num_scheduled, computed, new_blocks))
-        self.sequences.append(sequence)
-        self.budget -= num_scheduled
-        sequence.num_computed_tokens = computed + num_scheduled
-        sequence.num_in_flight_rows += 1
-        samples = computed + num_scheduled == sequence.num_known_tokens
-        self.samples.append(samples)
-        if samples:
-            sequence.num_placeholders += 1
-
-    def drop(self, sequence: Sequence) -> None:
-        """Take back the row of a sequence that is being preempted, if it has one."""
-        if sequence in self.sequences:
-            index = self.sequences.index(sequence)
-            self.budget += self.rows[index].num_scheduled_tokens
-            del self.sequences[index], self.rows[index], self.samples[index]
-            sequence.num_in_flight_rows -= 1
 
 
 class BatchBuilder:
@@ -126,10 +92,10 @@ class BatchBuilder:
         """
         draft = self._draft(executor, self._policy, now)
         shed = draft.shed
-        if not draft.rows and not executor.in_flight and (executor.running or executor.waiting):
+        if not draft.handles and not executor.in_flight and (executor.running or executor.waiting):
             draft = self._draft(executor, self._fallback, now)
             shed = shed + draft.shed
-        if not draft.rows and not executor.released_handles:
+        if not draft.handles and not executor.released_handles:
             return None, shed
         executor.num_steps_built += 1
         batch = ScheduledBatch(
@@ -137,15 +103,15 @@ class BatchBuilder:
             step=executor.num_steps_built,
             released_handles=tuple(executor.released_handles),
             new_sequences=tuple(draft.new_sequences),
-            rows=tuple(draft.rows),
+            columns=draft.columns(),
             num_tokens=executor.spec.max_num_batched_tokens - draft.budget,
         )
         executor.released_handles.clear()
-        executor.in_flight.append(InFlightStep(batch.step, draft.sequences, batch.rows, draft.samples))
+        executor.in_flight.append(InFlightStep(batch.step, draft.sequences, batch.columns, draft.samples))
         return batch, shed
 
-    def _draft(self, executor: ExecutorState, policy: BaseScheduler, now: float) -> _Draft:
-        draft = _Draft(executor.spec.max_num_batched_tokens)
+    def _draft(self, executor: ExecutorState, policy: BaseScheduler, now: float) -> StepDraft:
+        draft = StepDraft(executor.spec.max_num_batched_tokens)
         prefills = self._schedule_decodes(draft, executor, policy, now)
         for sequence in prefills:
             if sequence.status is SequenceStatus.RUNNING and draft.budget:
@@ -156,15 +122,15 @@ class BatchBuilder:
         return draft
 
     def _schedule_decodes(
-        self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, now: float
+        self, draft: StepDraft, executor: ExecutorState, policy: BaseScheduler, now: float
     ) -> list[Sequence]:
         """Give each sequence in decode its row; returns those with more than one token to compute.
 
-        The loop runs once per sequence and step, so it does the work of _Draft.add in place: in steady decode a row
-        costs a few comparisons and its own making, and a block once in block_size steps.
+        The loop runs once per sequence and step, so it does the work of StepDraft.add in place: in steady decode a row
+        costs a few comparisons and three numbers, and a block once in block_size steps.
         """
         prefills: list[Sequence] = []
-        sequences, rows, samples = draft.sequences, draft.rows, draft.samples
+        sequences, handles, num_computed_tokens = draft.sequences, draft.handles, draft.num_computed_tokens
         running = SequenceStatus.RUNNING
         for sequence in list(executor.running):
             if sequence.status is not running:
@@ -176,21 +142,22 @@ class BatchBuilder:
                 continue
             if known >= sequence.max_num_tokens:
                 continue
-            new_blocks = _NO_BLOCKS
             if computed >= sequence.num_slots:
                 if not self._make_room(draft, executor, policy, sequence, now):
                     continue
-                new_blocks = executor.kv.append(sequence, known)
-            rows.append(ScheduledRow(sequence.handle, 1, computed, new_blocks))
+                draft.new_blocks[len(handles)] = executor.kv.append(sequence, known)
             sequences.append(sequence)
-            samples.append(True)
+            handles.append(sequence.handle)
+            num_computed_tokens.append(computed)
             sequence.num_computed_tokens = known
             sequence.num_placeholders += 1
             sequence.num_in_flight_rows += 1
-            draft.budget -= 1
+        draft.level()
         return prefills
 
-    def _schedule_admissions(self, draft: _Draft, executor: ExecutorState, policy: BaseScheduler, now: float) -> None:
+    def _schedule_admissions(
+        self, draft: StepDraft, executor: ExecutorState, policy: BaseScheduler, now: float
+    ) -> None:
         waiting = executor.waiting
         aside: list[Entry[Sequence]] = []
         while draft.budget and (head := waiting.peek()) is not None:
@@ -205,7 +172,7 @@ class BatchBuilder:
 
     def _admit(
         self,
-        draft: _Draft,
+        draft: StepDraft,
         executor: ExecutorState,
         policy: BaseScheduler,
         sequence: Sequence,
@@ -247,7 +214,7 @@ class BatchBuilder:
 
     def _make_room(
         self,
-        draft: _Draft,
+        draft: StepDraft,
         executor: ExecutorState,
         policy: BaseScheduler,
         wanting: Sequence,

@@ -178,7 +178,7 @@ class Engine:
         step = executor.in_flight.popleft()
         executor.num_steps_done += 1
         applied = self._results.apply(executor, step, result, now)
-        self._events.extend(applied.outputs)
+        self._events.extend(applied.events)
         for sequence in applied.ended:
             self._close_choice(sequence, Outcome.FINISHED)
         for request, error in applied.failed:
@@ -302,7 +302,7 @@ class Engine:
         request.num_open -= 1
         if request.num_open == 0:
             self._requests.remove(request, outcome)
-            self._events.append(RequestDone(request.record.id, None))
+            self._events.append(RequestDone(request.record.id, None, request.num_output_tokens))
 
     def _fail(self, request: LiveRequest, error: ServiceError) -> None:
         """End a request with an error, unless it has ended."""
@@ -315,7 +315,7 @@ class Engine:
         request.num_open = 0
         outcome = Outcome.CANCELLED if error.code is grpc.StatusCode.CANCELLED else Outcome.FAILED
         self._requests.remove(request, outcome)
-        self._events.append(RequestDone(request.record.id, error))
+        self._events.append(RequestDone(request.record.id, error, request.num_output_tokens))
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
-from scheduler_svc.batch import ExecutorSpec, ScheduledRow
+from scheduler_svc.batch import ExecutorSpec, RowColumns
 from scheduler_svc.keyed_heap import KeyedHeap
 from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.sequence import Sequence, SequenceStatus
@@ -17,12 +17,12 @@ QueueKey = tuple[int, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A step that is not answered. Parallel columns: whose row, what was asked, whether it samples a token."""
+    """A step that is not answered. Parallel columns: whose row, what was asked, 1 where it samples a token, else 0."""
 
     step: int
     sequences: list[Sequence]
-    rows: tuple[ScheduledRow, ...]
-    samples: list[bool]
+    columns: RowColumns
+    samples: list[int]
 
 
 class ExecutorState:
@@ -113,15 +113,14 @@ class ExecutorState:
         for sequence in self.waiting:
             assert sequence.status is SequenceStatus.WAITING, f"{sequence!r} is queued"
             assert not sequence.block_table, f"{sequence!r} holds blocks and is queued"
-            assert sequence.num_computed_tokens == sequence.num_placeholders == 0
+            assert sequence.num_computed_tokens == sequence.num_placeholders == sequence.steady_until == 0
         held = {block for sequence in self.running for block in sequence.block_table}
         assert self.kv.num_owned_blocks == len(held), "blocks are held outside"
         rows_in_flight: dict[Sequence, int] = {}
         samples_in_flight: dict[Sequence, int] = {}
         for step in self.in_flight:
-            assert len(step.sequences) == len(step.rows) == len(step.samples)
-            for sequence, row, samples in zip(step.sequences, step.rows, step.samples, strict=True):
-                assert row.handle == sequence.handle or sequence.status is SequenceStatus.FINISHED
+            for sequence, handle, samples in zip(step.sequences, step.columns.handles, step.samples, strict=True):
+                assert handle == sequence.handle or sequence.status is SequenceStatus.FINISHED
                 rows_in_flight[sequence] = rows_in_flight.get(sequence, 0) + 1
                 samples_in_flight[sequence] = samples_in_flight.get(sequence, 0) + samples
         handles = set()
@@ -133,6 +132,7 @@ class ExecutorState:
             assert sequence.num_placeholders == samples_in_flight.get(sequence, 0)
             assert sequence.num_computed_tokens < sequence.num_known_tokens <= sequence.max_num_tokens
             assert sequence.num_computed_tokens <= sequence.num_slots, f"{sequence!r} computed past its blocks"
+            assert sequence.steady_until <= min(sequence.max_num_tokens - 1, sequence.publish_at)
         assert len(handles) == len(self.running), "two sequences share a handle"
         for sequence in (*self.waiting, *self.running, *rows_in_flight):
             expected = rows_in_flight.get(sequence, 0)

@@ -131,6 +131,11 @@ class LiveRequest:
         self.sequences = tuple(Sequence(self, index, max_num_tokens) for index in range(len(record.choices)))
         self.num_open = len(self.sequences)
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed tokens of all choices."""
+        return sum(len(sequence.output_token_ids) for sequence in self.sequences)
+
 
 class Sequence:
     """One choice of one live request: counters, block table, handle. Everything else is derived.
@@ -168,6 +173,8 @@ class Sequence:
         "request_id",
         "session",
         "status",
+        "steady_until",
+        "stop_token_ids",
         "stopping",
         "view",
     )
@@ -178,6 +185,7 @@ class Sequence:
         self.request_id = record.id
         self.choice = choice
         self.stopping = record.stopping
+        self.stop_token_ids = record.stopping.stop_token_ids
         self.max_num_tokens = max_num_tokens
         self.num_prompt_tokens = len(record.prompt_token_ids)
         self.output_token_ids = list(record.choices[choice].token_ids)
@@ -197,6 +205,9 @@ class Sequence:
         self.block_hashes: tuple[int, list[bytes]] = (0, [])
         self.num_cached_tokens = 0  # that this stay took from the prefix cache
         self.num_cached_tokens_untold = 0  # of the request's first stay, where the gateway has not heard of them
+        # While num_tokens is less, a token that arrives and is no stop brings nothing but itself: the choice does not
+        # end, no block becomes full, and nobody is to be told of anything else. 0 where that may not be so.
+        self.steady_until = 0
         self.num_in_flight_rows = 0
         # The stay went wrong: what its rows in flight still bring would leave a gap.
         self.is_discarding = False
@@ -245,6 +256,7 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.num_computed_tokens = self.num_cached_tokens = 0
         self.num_placeholders = 0
+        self.steady_until = 0
 
     def commit(self, token_id: int) -> ChoiceEnd | None:
         """Append a sampled token; returns the end that it brings, if it brings one."""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import abc, defaultdict
 from dataclasses import dataclass, field
 
 import grpc
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.batch import BatchResult, RowResult, RowStatus, ScheduledRow, StepFailureReason, TokensOut
+from scheduler_svc.batch import (
+    BatchResult,
+    Event,
+    ResultColumns,
+    RowResult,
+    RowStatus,
+    StepFailureReason,
+    StepTokens,
+    TokensOut,
+)
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState, InFlightStep
 from scheduler_svc.policies.base import BaseScheduler
@@ -27,7 +37,7 @@ RETRY_DELAY = 1.0
 class Applied:
     """What a result brought. Sequences in `ended` hold nothing any more; requests in `failed` are still to be ended."""
 
-    outputs: list[TokensOut] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     ended: list[Sequence] = field(default_factory=list)
     failed: list[tuple[LiveRequest, ServiceError]] = field(default_factory=list)
 
@@ -36,7 +46,9 @@ class StepResults:
     """Applies results in the order of their steps."""
 
     def __init__(self, policy: BaseScheduler, builder: BatchBuilder) -> None:
-        self._policy = policy
+        # A policy that does not listen is not told: it would be for nothing, once a token.
+        is_deaf = type(policy).on_tokens is BaseScheduler.on_tokens
+        self._on_tokens = None if is_deaf else policy.on_tokens
         self._builder = builder
         self.num_desyncs = 0
         self.num_generated_tokens = 0
@@ -47,53 +59,90 @@ class StepResults:
         if result.failure is not None:
             self._apply_failure(executor, step, result, now, applied)
             return applied
-        outputs = applied.outputs
-        num_tokens = 0
-        finished, ok = SequenceStatus.FINISHED, RowStatus.OK
-        columns = zip(step.sequences, step.rows, step.samples, _aligned(step, result), strict=True)
-        for sequence, sent, samples, row in columns:
+        columns = result.columns
+        if columns.handles != step.columns.handles:
+            columns = _aligned(step, columns)
+        tokens = _plain_tokens(columns, step.samples, executor.spec.vocab_size)
+        rows: tuple[RowResult, ...] | None = None
+        outputs: defaultdict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+        on_tokens = self._on_tokens
+        num_plain = 0
+        # The loop runs once per sequence and step. What is not plain is rare.
+        for sequence, token_id, row in zip(step.sequences, tokens, range(len(tokens)), strict=True):
             sequence.num_in_flight_rows -= 1
-            if sequence.status is finished or sequence.is_discarding:
+            num_tokens = sequence.num_tokens
+            if token_id is None or num_tokens >= sequence.steady_until or token_id in sequence.stop_token_ids:
+                if rows is None:
+                    rows = columns.rows()
+                self._apply_row(executor, step, row, rows[row], now, applied)
                 continue
-            token_ids = row.token_ids
-            if row.status is not ok or len(token_ids) != samples:
-                self._apply_bad_row(executor, sequence, row, now, applied)
-                continue
-            if sent.num_computed_tokens < sequence.num_prompt_tokens:
-                self._charge_prompt(sequence, sent)
-            num_computed = sent.num_computed_tokens + sent.num_scheduled_tokens
-            if num_computed >= sequence.publish_at:
-                executor.kv.publish(sequence, num_computed)
-            if not samples:
-                if row.prompt_logprobs is not None:
-                    outputs.append(_prompt_only(sequence, row.prompt_logprobs))
-                continue
-            token_id = token_ids[0]
-            if not 0 <= token_id < executor.spec.vocab_size:
-                applied.failed.append((sequence.request, _out_of_vocabulary(sequence, executor, token_id)))
-                continue
-            index = len(sequence.output_token_ids)
-            end = sequence.commit(token_id)
-            output = TokensOut(
-                sequence.request_id, sequence.choice, index, token_ids, row.logprobs, end, row.prompt_logprobs
-            )
-            if sequence.num_cached_tokens_untold:
-                output = output._replace(num_cached_tokens=sequence.num_cached_tokens_untold)
-                sequence.num_cached_tokens_untold = 0
-            outputs.append(output)
-            num_tokens += 1
-            self._policy.on_tokens(sequence.view, 0, 1)
-            if end is not None:
-                executor.remove(sequence)
-                sequence.status = finished
-                applied.ended.append(sequence)
-        self.num_generated_tokens += num_tokens
+            output_token_ids = sequence.output_token_ids
+            gateway, request = sequence.request_id
+            outputs[gateway].append((request, sequence.choice, len(output_token_ids), token_id))
+            output_token_ids.append(token_id)
+            sequence.num_tokens = num_tokens + 1
+            sequence.num_placeholders -= 1
+            num_plain += 1
+            if on_tokens is not None:
+                on_tokens(sequence.view, 0, 1)
+        applied.events += [StepTokens(gateway, plain) for gateway, plain in outputs.items()]
+        self.num_generated_tokens += num_plain
         return applied
 
-    def _charge_prompt(self, sequence: Sequence, sent: ScheduledRow) -> None:
-        computed = min(sent.num_computed_tokens + sent.num_scheduled_tokens, sequence.num_prompt_tokens)
+    def _apply_row(
+        self, executor: ExecutorState, step: InFlightStep, index: int, row: RowResult, now: float, applied: Applied
+    ) -> None:
+        """Apply the answer to one row, whatever it brings."""
+        sequence, samples = step.sequences[index], step.samples[index]
+        if sequence.status is SequenceStatus.FINISHED or sequence.is_discarding:
+            return
+        if row.status is not RowStatus.OK or len(row.token_ids) != samples:
+            self._apply_bad_row(executor, sequence, row, now, applied)
+            return
+        num_computed = step.columns.num_computed_tokens[index]
+        num_scheduled = step.columns.num_scheduled_tokens[index]
+        if num_computed < sequence.num_prompt_tokens:
+            self._charge_prompt(sequence, num_computed + num_scheduled)
+        if num_computed + num_scheduled >= sequence.publish_at:
+            executor.kv.publish(sequence, num_computed + num_scheduled)
+        if not samples:
+            if row.prompt_logprobs is not None:
+                applied.events.append(_prompt_only(sequence, row.prompt_logprobs))
+            return
+        token_id = row.token_ids[0]
+        if not 0 <= token_id < executor.spec.vocab_size:
+            applied.failed.append((sequence.request, _out_of_vocabulary(sequence, executor, token_id)))
+            return
+        first_token_index = len(sequence.output_token_ids)
+        end = sequence.commit(token_id)
+        applied.events.append(
+            TokensOut(
+                sequence.request_id,
+                sequence.choice,
+                first_token_index,
+                row.token_ids,
+                row.logprobs,
+                end,
+                row.prompt_logprobs,
+                sequence.num_cached_tokens_untold,
+            )
+        )
+        sequence.num_cached_tokens_untold = 0
+        self.num_generated_tokens += 1
+        if self._on_tokens is not None:
+            self._on_tokens(sequence.view, 0, 1)
+        if end is not None:
+            executor.remove(sequence)
+            sequence.status = SequenceStatus.FINISHED
+            applied.ended.append(sequence)
+        elif sequence.status is SequenceStatus.RUNNING:
+            sequence.steady_until = min(sequence.max_num_tokens - 1, sequence.publish_at)
+
+    def _charge_prompt(self, sequence: Sequence, num_computed: int) -> None:
+        computed = min(num_computed, sequence.num_prompt_tokens)
         if computed > sequence.num_charged_prompt_tokens:
-            self._policy.on_tokens(sequence.view, computed - sequence.num_charged_prompt_tokens, 0)
+            if self._on_tokens is not None:
+                self._on_tokens(sequence.view, computed - sequence.num_charged_prompt_tokens, 0)
             sequence.num_charged_prompt_tokens = computed
 
     def _apply_bad_row(
@@ -134,13 +183,27 @@ class StepResults:
         return sequence.num_failures > MAX_FAILURES
 
 
-def _aligned(step: InFlightStep, result: BatchResult) -> tuple[RowResult, ...]:
+def _plain_tokens(columns: ResultColumns, samples: list[int], vocab_size: int) -> abc.Sequence[int | None]:
+    """The token of each row that is OK and brings one token and nothing else; None where that is not so."""
+    token_ids = columns.token_ids
+    if columns.num_sampled_tokens != samples or max(token_ids, default=0) >= vocab_size:
+        return [None] * len(samples)
+    tokens: abc.Sequence[int | None] = token_ids
+    if len(token_ids) != len(samples):
+        rest = iter(token_ids)
+        tokens = [next(rest) if count else None for count in samples]
+    if columns.statuses or columns.logprobs or columns.prompt_logprobs:
+        others = {*columns.statuses, *columns.logprobs, *columns.prompt_logprobs}
+        tokens = [None if row in others else token_id for row, token_id in enumerate(tokens)]
+    return tokens
+
+
+def _aligned(step: InFlightStep, columns: ResultColumns) -> ResultColumns:
     """The result's rows in the order of the step's; a row that is missing counts as DESYNC, one too many as nothing."""
-    sent_handles = [row.handle for row in step.rows]
-    if [row.handle for row in result.rows] == sent_handles:
-        return result.rows
-    by_handle = {row.handle: row for row in result.rows}
-    return tuple(by_handle.get(handle) or RowResult(handle, RowStatus.DESYNC, (), None) for handle in sent_handles)
+    by_handle = {row.handle: row for row in columns.rows()}
+    return ResultColumns.of(
+        by_handle.get(handle) or RowResult(handle, RowStatus.DESYNC, (), None) for handle in step.columns.handles
+    )
 
 
 def _prompt_only(sequence: Sequence, prompt_logprobs: object) -> TokensOut:

@@ -182,7 +182,7 @@ class Traffic:
         result = executor.run(batch, failure=failure, row_statuses=statuses)
         self.loop.apply(number, result)
         if chance > 0.9:
-            self.loop.apply(number, BatchResult(number, batch.step, result.rows))  # it comes a second time
+            self.loop.apply(number, BatchResult(number, batch.step, result.columns))  # it comes a second time
 
     def let_time_pass(self) -> None:
         self.now += self.draw.choice((0.5, 1.0, 2.0))
