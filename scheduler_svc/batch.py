@@ -174,17 +174,17 @@ class ResultColumns(NamedTuple):
 
     def rows(self) -> tuple[RowResult, ...]:
         """Return the rows one by one."""
-        ends = accumulate(self.num_sampled_tokens)
-        columns = zip(self.handles, self.num_sampled_tokens, ends, strict=True)
-        return tuple(
-            RowResult(
-                handle,
-                self.statuses.get(row, RowStatus.OK),
-                tuple(self.token_ids[end - count : end]),
-                self.logprobs.get(row),
-                self.prompt_logprobs.get(row),
-            )
-            for row, (handle, count, end) in enumerate(columns)
+        starts = accumulate(self.num_sampled_tokens[:-1], initial=0)
+        return tuple(self.row(index, start) for index, start in zip(range(len(self.handles)), starts, strict=False))
+
+    def row(self, index: int, start: int) -> RowResult:
+        """Return one row, whose tokens begin at `start`."""
+        return RowResult(
+            self.handles[index],
+            self.statuses.get(index, RowStatus.OK),
+            tuple(self.token_ids[start : start + self.num_sampled_tokens[index]]),
+            self.logprobs.get(index),
+            self.prompt_logprobs.get(index),
         )
 
 

@@ -132,7 +132,7 @@ class ExecutorState:
             assert sequence.num_placeholders == samples_in_flight.get(sequence, 0)
             assert sequence.num_computed_tokens < sequence.num_known_tokens <= sequence.max_num_tokens
             assert sequence.num_computed_tokens <= sequence.num_slots, f"{sequence!r} computed past its blocks"
-            assert sequence.steady_until <= min(sequence.max_num_tokens - 1, sequence.publish_at)
+            assert sequence.steady_until in (0, sequence.max_num_tokens - 1)
         assert len(handles) == len(self.running), "two sequences share a handle"
         for sequence in (*self.waiting, *self.running, *rows_in_flight):
             expected = rows_in_flight.get(sequence, 0)

@@ -206,7 +206,7 @@ class Sequence:
         self.num_cached_tokens = 0  # that this stay took from the prefix cache
         self.num_cached_tokens_untold = 0  # of the request's first stay, where the gateway has not heard of them
         # While num_tokens is less, a token that arrives and is no stop brings nothing but itself: the choice does not
-        # end, no block becomes full, and nobody is to be told of anything else. 0 where that may not be so.
+        # end, and nobody is to be told of anything else. 0 where that may not be so.
         self.steady_until = 0
         self.num_in_flight_rows = 0
         # The stay went wrong: what its rows in flight still bring would leave a gap.

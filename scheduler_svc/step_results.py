@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc, defaultdict
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import grpc
 
@@ -63,19 +64,19 @@ class StepResults:
         if columns.handles != step.columns.handles:
             columns = _aligned(step, columns)
         tokens = _plain_tokens(columns, step.samples, executor.spec.vocab_size)
-        rows: tuple[RowResult, ...] | None = None
         outputs: defaultdict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
         on_tokens = self._on_tokens
         num_plain = 0
         # The loop runs once per sequence and step. What is not plain is rare.
+        starts = _starts(columns)
         for sequence, token_id, row in zip(step.sequences, tokens, range(len(tokens)), strict=True):
             sequence.num_in_flight_rows -= 1
             num_tokens = sequence.num_tokens
             if token_id is None or num_tokens >= sequence.steady_until or token_id in sequence.stop_token_ids:
-                if rows is None:
-                    rows = columns.rows()
-                self._apply_row(executor, step, row, rows[row], now, applied)
+                self._apply_row(executor, step, row, columns.row(row, starts[row]), now, applied)
                 continue
+            if num_tokens >= sequence.publish_at:
+                executor.kv.publish(sequence, num_tokens)
             output_token_ids = sequence.output_token_ids
             gateway, request = sequence.request_id
             outputs[gateway].append((request, sequence.choice, len(output_token_ids), token_id))
@@ -136,7 +137,7 @@ class StepResults:
             sequence.status = SequenceStatus.FINISHED
             applied.ended.append(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
-            sequence.steady_until = min(sequence.max_num_tokens - 1, sequence.publish_at)
+            sequence.steady_until = sequence.max_num_tokens - 1
 
     def _charge_prompt(self, sequence: Sequence, num_computed: int) -> None:
         computed = min(num_computed, sequence.num_prompt_tokens)
@@ -181,6 +182,13 @@ class StepResults:
     def _has_failed_too_often(self, sequence: Sequence) -> bool:
         sequence.num_failures += 1
         return sequence.num_failures > MAX_FAILURES
+
+
+def _starts(columns: ResultColumns) -> abc.Sequence[int]:
+    """Where the tokens of each row begin."""
+    if len(columns.token_ids) == len(columns.handles) == columns.num_sampled_tokens.count(1):
+        return range(len(columns.handles))
+    return [0, *accumulate(columns.num_sampled_tokens)]
 
 
 def _plain_tokens(columns: ResultColumns, samples: list[int], vocab_size: int) -> abc.Sequence[int | None]:
