@@ -131,27 +131,28 @@ class BatchBuilder:
         """
         prefills: list[Sequence] = []
         sequences, handles, num_computed_tokens = draft.sequences, draft.handles, draft.num_computed_tokens
-        running = SequenceStatus.RUNNING
         for sequence in list(executor.running):
-            if sequence.status is not running:
-                continue
             computed = sequence.num_computed_tokens
-            known = sequence.num_tokens + sequence.num_placeholders
-            if known - computed != 1:
-                prefills.append(sequence)
-                continue
-            if known >= sequence.max_num_tokens:
-                continue
+            is_steady = computed < sequence.steady_until
+            if not is_steady:
+                if sequence.status is not SequenceStatus.RUNNING:
+                    continue
+                if sequence.num_known_tokens != computed + 1:
+                    prefills.append(sequence)
+                    continue
+                if computed + 1 >= sequence.max_num_tokens:
+                    continue
             if computed >= sequence.num_slots:
                 if not self._make_room(draft, executor, policy, sequence, now):
                     continue
-                draft.new_blocks[len(handles)] = executor.kv.append(sequence, known)
+                draft.new_blocks[len(handles)] = executor.kv.append(sequence, computed + 1)
             sequences.append(sequence)
             handles.append(sequence.handle)
             num_computed_tokens.append(computed)
-            sequence.num_computed_tokens = known
-            sequence.num_placeholders += 1
-            sequence.num_in_flight_rows += 1
+            sequence.num_computed_tokens = computed + 1
+            if not is_steady:
+                sequence.num_placeholders += 1
+                sequence.num_in_flight_rows += 1
         draft.level()
         return prefills
 

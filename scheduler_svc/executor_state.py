@@ -129,11 +129,14 @@ class ExecutorState:
             assert 0 < sequence.handle <= self._last_handle
             assert sequence.handle not in self.released_handles
             handles.add(sequence.handle)
-            assert sequence.num_placeholders == samples_in_flight.get(sequence, 0)
+            assert sequence.num_known_tokens == sequence.num_tokens + samples_in_flight.get(sequence, 0)
             assert sequence.num_computed_tokens < sequence.num_known_tokens <= sequence.max_num_tokens
             assert sequence.num_computed_tokens <= sequence.num_slots, f"{sequence!r} computed past its blocks"
             assert sequence.steady_until in (0, sequence.max_num_tokens - 1)
         assert len(handles) == len(self.running), "two sequences share a handle"
         for sequence in (*self.waiting, *self.running, *rows_in_flight):
             expected = rows_in_flight.get(sequence, 0)
-            assert sequence.num_in_flight_rows == expected or sequence.status is SequenceStatus.FINISHED
+            is_counted = not sequence.steady_until
+            assert (
+                not is_counted or sequence.num_in_flight_rows == expected or sequence.status is SequenceStatus.FINISHED
+            )

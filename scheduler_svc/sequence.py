@@ -205,8 +205,7 @@ class Sequence:
         self.block_hashes: tuple[int, list[bytes]] = (0, [])
         self.num_cached_tokens = 0  # that this stay took from the prefix cache
         self.num_cached_tokens_untold = 0  # of the request's first stay, where the gateway has not heard of them
-        # While num_tokens is less, a token that arrives and is no stop brings nothing but itself: the choice does not
-        # end, and nobody is to be told of anything else. 0 where that may not be so.
+        # See begin_steady; 0 outside of it.
         self.steady_until = 0
         self.num_in_flight_rows = 0
         # The stay went wrong: what its rows in flight still bring would leave a gap.
@@ -224,7 +223,7 @@ class Sequence:
     @property
     def num_known_tokens(self) -> int:
         """Committed tokens and those that rows in flight will sample."""
-        return self.num_tokens + self.num_placeholders
+        return self.num_computed_tokens + 1 if self.steady_until else self.num_tokens + self.num_placeholders
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -251,12 +250,28 @@ class Sequence:
             self.request.was_started = True
             self.request.num_cached_tokens = self.num_cached_tokens_untold = num_cached_tokens
 
+    def begin_steady(self) -> None:
+        """Count less from now on, until end_steady: all that is left of this stay is one token after the other.
+
+        While num_tokens is below steady_until, a token that arrives and is no stop brings nothing but itself. Each row
+        computes one token and samples the next, so the two counters of what is in flight are not kept: both are
+        num_computed_tokens + 1 - num_tokens. A sequence is steady nearly all of its life, and each counter costs as
+        much as all else that a step does with it.
+        """
+        self.steady_until = self.max_num_tokens - 1
+
+    def end_steady(self) -> None:
+        """Keep all counters again; nothing happens where they are kept."""
+        if self.steady_until:
+            self.num_placeholders = self.num_in_flight_rows = self.num_computed_tokens + 1 - self.num_tokens
+            self.steady_until = 0
+
     def end_stay(self) -> None:
         """Forget all computed state; tokens in flight are committed when they arrive, not counted on before."""
+        self.end_steady()
         self.status = SequenceStatus.WAITING
         self.num_computed_tokens = self.num_cached_tokens = 0
         self.num_placeholders = 0
-        self.steady_until = 0
 
     def commit(self, token_id: int) -> ChoiceEnd | None:
         """Append a sampled token; returns the end that it brings, if it brings one."""
@@ -269,6 +284,7 @@ class Sequence:
 
     def keep(self, num_output_tokens: int) -> None:
         """Forget the output past num_output_tokens tokens; for a sequence that is being ended."""
+        self.end_steady()
         del self.output_token_ids[max(0, num_output_tokens) :]
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
 

@@ -76,6 +76,7 @@ class StepDraft:
         ):
             del column[index]
         self.new_blocks = {row - (row > index): blocks for row, blocks in self.new_blocks.items() if row != index}
+        sequence.end_steady()
         sequence.num_in_flight_rows -= 1
 
     def columns(self) -> RowColumns:

@@ -66,11 +66,9 @@ class StepResults:
         tokens = _plain_tokens(columns, step.samples, executor.spec.vocab_size)
         outputs: defaultdict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
         on_tokens = self._on_tokens
-        num_plain = 0
         # The loop runs once per sequence and step. What is not plain is rare.
         starts = _starts(columns)
         for sequence, token_id, row in zip(step.sequences, tokens, range(len(tokens)), strict=True):
-            sequence.num_in_flight_rows -= 1
             num_tokens = sequence.num_tokens
             if token_id is None or num_tokens >= sequence.steady_until or token_id in sequence.stop_token_ids:
                 self._apply_row(executor, step, row, columns.row(row, starts[row]), now, applied)
@@ -82,12 +80,10 @@ class StepResults:
             outputs[gateway].append((request, sequence.choice, len(output_token_ids), token_id))
             output_token_ids.append(token_id)
             sequence.num_tokens = num_tokens + 1
-            sequence.num_placeholders -= 1
-            num_plain += 1
             if on_tokens is not None:
                 on_tokens(sequence.view, 0, 1)
         applied.events += [StepTokens(gateway, plain) for gateway, plain in outputs.items()]
-        self.num_generated_tokens += num_plain
+        self.num_generated_tokens += sum(len(plain) for plain in outputs.values())
         return applied
 
     def _apply_row(
@@ -95,6 +91,8 @@ class StepResults:
     ) -> None:
         """Apply the answer to one row, whatever it brings."""
         sequence, samples = step.sequences[index], step.samples[index]
+        sequence.end_steady()
+        sequence.num_in_flight_rows -= 1
         if sequence.status is SequenceStatus.FINISHED or sequence.is_discarding:
             return
         if row.status is not RowStatus.OK or len(row.token_ids) != samples:
@@ -137,7 +135,7 @@ class StepResults:
             sequence.status = SequenceStatus.FINISHED
             applied.ended.append(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
-            sequence.steady_until = sequence.max_num_tokens - 1
+            sequence.begin_steady()
 
     def _charge_prompt(self, sequence: Sequence, num_computed: int) -> None:
         computed = min(num_computed, sequence.num_prompt_tokens)
@@ -166,6 +164,7 @@ class StepResults:
     ) -> None:
         """Restart every row's sequence: its KV is lost."""
         for sequence in step.sequences:
+            sequence.end_steady()
             sequence.num_in_flight_rows -= 1
             if sequence.status is SequenceStatus.FINISHED or sequence.is_discarding:
                 continue
