@@ -131,6 +131,7 @@ class BatchBuilder:
         """
         prefills: list[Sequence] = []
         sequences, handles, num_computed_tokens = draft.sequences, draft.handles, draft.num_computed_tokens
+        kv = executor.kv
         for sequence in list(executor.running):
             computed = sequence.num_computed_tokens
             is_steady = computed < sequence.steady_until
@@ -143,9 +144,10 @@ class BatchBuilder:
                 if computed + 1 >= sequence.max_num_tokens:
                     continue
             if computed >= sequence.num_slots:
-                if not self._make_room(draft, executor, policy, sequence, now):
+                # It lacks one block.
+                if not kv.num_available_blocks and not self._make_room(draft, executor, policy, sequence, now):
                     continue
-                draft.new_blocks[len(handles)] = executor.kv.append(sequence, computed + 1)
+                draft.new_blocks[len(handles)] = kv.append_block(sequence)
             sequences.append(sequence)
             handles.append(sequence.handle)
             num_computed_tokens.append(computed)

@@ -233,9 +233,11 @@ class Sequence:
     def tokens_between(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens numbered start to end - 1, all committed."""
         num_prompt_tokens = self.num_prompt_tokens
+        if start >= num_prompt_tokens:
+            return tuple(self.output_token_ids[start - num_prompt_tokens : end - num_prompt_tokens])
         if end <= num_prompt_tokens:
             return self.request.record.prompt_token_ids[start:end]
-        output = self.output_token_ids[max(0, start - num_prompt_tokens) : end - num_prompt_tokens]
+        output = self.output_token_ids[: end - num_prompt_tokens]
         return self.request.record.prompt_token_ids[start:] + tuple(output)
 
     def begin_stay(self, session: int, handle: int, num_cached_tokens: int) -> None:
