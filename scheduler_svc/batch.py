@@ -244,13 +244,16 @@ class TokensOut(NamedTuple):
 
 
 class StepTokens(NamedTuple):
-    """What the requests of one gateway got in a step, of the choices that got a token and nothing else.
+    """What the requests of one gateway got in a step, of the choices that got one token and nothing else.
 
-    A row is the request's counter, the choice, the index of the token in the choice, and the token.
+    Columns, which nobody changes: the request's counter, the choice, the index of the token in the choice, the token.
     """
 
     gateway: str
-    rows: list[tuple[int, int, int, int]]
+    requests: Sequence[int]
+    choices: Sequence[int]
+    token_indexes: Sequence[int]
+    token_ids: Sequence[int]
 
 
 class RequestDone(NamedTuple):

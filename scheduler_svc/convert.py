@@ -6,7 +6,7 @@ are copied whole, so the cost is per row and frame, not per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
 from google.protobuf.duration_pb2 import Duration
@@ -29,6 +29,7 @@ from scheduler_svc.batch import (
     ScheduledBatch,
     StageTimings,
     StepFailureReason,
+    StepTokens,
     TokensOut,
 )
 from scheduler_svc.load import LoadSnapshot, ModelPoolView
@@ -160,10 +161,8 @@ def rejected_frame(counter: int, error: ServiceError) -> Frame:
     return Frame(rejected=scheduler_pb2.Rejected(request=counter, error=_request_error(error)))
 
 
-def step_outputs_frame(
-    sequence: int, outputs: Iterable[TokensOut], rows: Sequence[tuple[int, int, int, int]] = ()
-) -> Frame:
-    """Return one step's outputs for one gateway; at most one for each choice. rows: as in StepTokens."""
+def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut], plain: StepTokens | None = None) -> Frame:
+    """Return one step's outputs for one gateway; at most one for each choice."""
     frame = Frame()
     step_outputs = frame.step_outputs
     step_outputs.sequence = sequence
@@ -180,10 +179,11 @@ def step_outputs_frame(
             output.end.reason = _REASON_TO_PROTO[end.reason]
             if end.stop_token_id is not None:
                 output.end.stop_token_id = end.stop_token_id
-    if rows:
-        columns = (step_outputs.requests, step_outputs.choices, step_outputs.token_indexes, step_outputs.token_ids)
-        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
-            column.extend(values)
+    if plain is not None:
+        step_outputs.requests.extend(plain.requests)
+        step_outputs.choices.extend(plain.choices)
+        step_outputs.token_indexes.extend(plain.token_indexes)
+        step_outputs.token_ids.extend(plain.token_ids)
     return frame
 
 

@@ -15,6 +15,10 @@ QueueKey = tuple[int, tuple[float, ...]]
 """Rank, 0 for sequences that had started before, and the policy's admission key."""
 
 
+PlainColumns = tuple[list[Sequence], list[int], list[int]]
+"""Sequences of one gateway, the counters of their requests, their choices."""
+
+
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
     """A step that is not answered. Parallel columns: whose row, what was asked, 1 where it samples a token, else 0."""
@@ -39,6 +43,9 @@ class ExecutorState:
         self.running: dict[Sequence, None] = {}
         self.in_flight: deque[InFlightStep] = deque()
         self.released_handles: list[int] = []
+        # Who got one token and nothing else in the last step, and the same by gateway: mostly so in the next, too.
+        self.plain: list[Sequence] = []
+        self.plain_by_gateway: dict[str, PlainColumns] = {}
         self.num_steps_built = 0
         self.num_steps_done = 0
         self._last_handle = 0

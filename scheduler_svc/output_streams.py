@@ -46,8 +46,13 @@ def _nobody() -> None:
     """Notify no one: no stream is attached."""
 
 
-def _choices(rows: Iterable[tuple[int, int, int, int]]) -> set[tuple[int, int]]:
-    return {(request, choice) for request, choice, _, _ in rows}
+def _choices(tokens: StepTokens | None) -> set[tuple[int, int]]:
+    return set() if tokens is None else set(zip(tokens.requests, tokens.choices, strict=True))
+
+
+def _joined(first: StepTokens, second: StepTokens) -> StepTokens:
+    pairs = zip(first[1:], second[1:], strict=True)
+    return StepTokens(first.gateway, *([*one, *other] for one, other in pairs))
 
 
 class OutputStream:
@@ -68,7 +73,7 @@ class OutputStream:
         self._unsent: deque[_Kept] = deque()
         self._highest_sent = first_sequence - 1
         self._tokens: dict[tuple[int, int], TokensOut] = {}
-        self._rows: list[tuple[int, int, int, int]] = []
+        self._plain: StepTokens | None = None
         self._done: list[RequestDone] = []
         self._finished: set[int] = set()
 
@@ -86,7 +91,7 @@ class OutputStream:
         if self.lapsed:
             return
         if isinstance(event, StepTokens):
-            self._add_rows(event.rows)
+            self._add_plain(event)
             return
         counter = event.request[1]
         if isinstance(event, RequestDone):
@@ -94,7 +99,7 @@ class OutputStream:
             self._done.append(event)
             return
         choice = (counter, event.choice)
-        if choice in self._tokens or (self._rows and choice in _choices(self._rows)):
+        if choice in self._tokens or choice in _choices(self._plain):
             self._make_frames()
         self._tokens[choice] = event
 
@@ -105,7 +110,7 @@ class OutputStream:
             self._sent.clear()
             self._unsent.clear()
             self._tokens.clear()
-            self._rows = []
+            self._plain = None
             self._done.clear()
             self._finished.clear()
             self.num_bytes = 0
@@ -140,17 +145,17 @@ class OutputStream:
                 if kept.finished is not None:
                     self._finished.discard(kept.finished)
 
-    def _add_rows(self, rows: list[tuple[int, int, int, int]]) -> None:
-        # Of one step nothing meets. Where something has been left from the steps before, each choice is looked at.
-        if (self._tokens or self._rows) and not _choices(rows).isdisjoint((*self._tokens, *_choices(self._rows))):
+    def _add_plain(self, tokens: StepTokens) -> None:
+        # Mostly nothing is left of steps before, and what the step itself has told already is of few choices.
+        if (self._tokens or self._plain) and not _choices(tokens).isdisjoint((*self._tokens, *_choices(self._plain))):
             self._make_frames()
-        self._rows = self._rows + rows if self._rows else rows
+        self._plain = tokens if self._plain is None else _joined(self._plain, tokens)
 
     def _make_frames(self) -> None:
-        if self._tokens or self._rows:
-            self._keep(step_outputs_frame(self.next_sequence, self._tokens.values(), self._rows), None)
+        if self._tokens or self._plain is not None:
+            self._keep(step_outputs_frame(self.next_sequence, self._tokens.values(), self._plain), None)
             self._tokens.clear()
-            self._rows = []
+            self._plain = None
         for done in self._done:
             self._keep(finished_frame(self.next_sequence, done), done.request[1])
         self._done.clear()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import abc, defaultdict
+from collections import abc
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, compress
 
 import grpc
 
@@ -20,7 +20,7 @@ from scheduler_svc.batch import (
     TokensOut,
 )
 from scheduler_svc.batch_builder import BatchBuilder
-from scheduler_svc.executor_state import ExecutorState, InFlightStep
+from scheduler_svc.executor_state import ExecutorState, InFlightStep, PlainColumns
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 
@@ -64,26 +64,27 @@ class StepResults:
         if columns.handles != step.columns.handles:
             columns = _aligned(step, columns)
         tokens = _plain_tokens(columns, step.samples, executor.spec.vocab_size)
-        outputs: defaultdict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
-        on_tokens = self._on_tokens
-        # The loop runs once per sequence and step. What is not plain is rare.
         starts = _starts(columns)
+        is_plain = bytearray(b"\1") * len(tokens)
+        # The loop runs once per sequence and step. What is not plain is rare.
         for sequence, token_id, row in zip(step.sequences, tokens, range(len(tokens)), strict=True):
             num_tokens = sequence.num_tokens
             if token_id is None or num_tokens >= sequence.steady_until or token_id in sequence.stop_token_ids:
+                is_plain[row] = False
                 self._apply_row(executor, step, row, columns.row(row, starts[row]), now, applied)
                 continue
             if num_tokens >= sequence.publish_at:
                 executor.kv.publish(sequence, num_tokens)
-            output_token_ids = sequence.output_token_ids
-            gateway, request = sequence.request_id
-            outputs[gateway].append((request, sequence.choice, len(output_token_ids), token_id))
-            output_token_ids.append(token_id)
+            sequence.output_token_ids.append(token_id)
             sequence.num_tokens = num_tokens + 1
-            if on_tokens is not None:
-                on_tokens(sequence.view, 0, 1)
-        applied.events += [StepTokens(gateway, plain) for gateway, plain in outputs.items()]
-        self.num_generated_tokens += sum(len(plain) for plain in outputs.values())
+        plain = step.sequences
+        if not all(is_plain):
+            plain = list(compress(plain, is_plain))
+        self.num_generated_tokens += len(plain)
+        if self._on_tokens is not None:
+            for sequence in plain:
+                self._on_tokens(sequence.view, 0, 1)
+        applied.events += _step_tokens(executor, plain)
         return applied
 
     def _apply_row(
@@ -181,6 +182,30 @@ class StepResults:
     def _has_failed_too_often(self, sequence: Sequence) -> bool:
         sequence.num_failures += 1
         return sequence.num_failures > MAX_FAILURES
+
+
+def _step_tokens(executor: ExecutorState, plain: list[Sequence]) -> abc.Iterator[StepTokens]:
+    """Tell of the last token of each sequence, gateway by gateway."""
+    if executor.plain != plain:
+        executor.plain, executor.plain_by_gateway = plain, _by_gateway(plain)
+    for gateway, (sequences, requests, choices) in executor.plain_by_gateway.items():
+        yield StepTokens(
+            gateway,
+            requests,
+            choices,
+            [len(sequence.output_token_ids) - 1 for sequence in sequences],
+            [sequence.output_token_ids[-1] for sequence in sequences],
+        )
+
+
+def _by_gateway(sequences: list[Sequence]) -> dict[str, PlainColumns]:
+    groups: dict[str, list[Sequence]] = {sequence.request_id[0]: [] for sequence in sequences}
+    for sequence in sequences:
+        groups[sequence.request_id[0]].append(sequence)
+    return {
+        gateway: (own, [sequence.request_id[1] for sequence in own], [sequence.choice for sequence in own])
+        for gateway, own in groups.items()
+    }
 
 
 def _starts(columns: ResultColumns) -> abc.Sequence[int]:

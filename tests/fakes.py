@@ -302,7 +302,7 @@ class FakeGateway:
                 if event.end is not None:
                     self.ends[key] = event.end
             elif isinstance(event, StepTokens):
-                for counter, choice, index, token_id in event.rows:
+                for counter, choice, index, token_id in zip(*event[1:], strict=True):
                     request = event.gateway, counter
                     assert request not in self.done, "tokens after the request ended"
                     assert (request, choice) not in self.ends, "tokens after the choice ended"

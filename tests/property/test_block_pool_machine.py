@@ -110,4 +110,6 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.__doc__ = "Whatever the order of allocate, share, keep and release, the pool agrees with a plain model of it."
+TestBlockPool.__doc__ = (
+    "Whatever the order of allocate, share, keep and release, the pool agrees with a plain model of it."
+)

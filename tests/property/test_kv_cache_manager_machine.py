@@ -28,7 +28,9 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         self.next_counter += 1
         needed = -(-num_tokens // self.block_size)
         assert self.kv.blocks_needed(sequence, num_tokens) == needed
-        assert self.kv.can_fit(sequence, num_tokens, reserve=reserve) == (needed + reserve <= self.kv.num_available_blocks)
+        assert self.kv.can_fit(sequence, num_tokens, reserve=reserve) == (
+            needed + reserve <= self.kv.num_available_blocks
+        )
         if not self.kv.can_fit(sequence, num_tokens):
             with pytest.raises(OutOfBlocksError):
                 self.kv.allocate(sequence, num_tokens)
