@@ -3,7 +3,7 @@
 The real engine loop, its log, its metrics and the real conversion run between an executor and gateways that are made up
 here, without sockets. A step is measured from the bytes of a StepResult to the bytes of the frames for the gateways and
 of the StepBatch that goes out next, with two steps in flight, as in service. What is measured is CPU time of the
-thread, so that other processes count for little; the cases take turns, and the figures are medians over the rounds.
+thread, so that other processes count for little; the cases take turns, and of equal steps the medians count.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Cell:
         self._write_gateways()
         self._send()
         watch.enter(None)
-        return Step(len(result.rows), watch.total(), watch.seconds)
+        return Step(len(result.columns.handles), watch.total(), watch.seconds)
 
     async def _settle(self) -> None:
         """Let the loop build what it will: a round, one that finds nothing to do, and its way back to sleep."""
@@ -355,24 +355,22 @@ def as_in_service() -> Iterator[None]:
         handler.close()
 
 
-def _us_a_row(steps: Sequence[Step]) -> float:
-    return 1e6 * sum(step.seconds for step in steps) / sum(step.num_rows for step in steps)
+def typical(rounds: Sequence[Sequence[Step]]) -> list[Step]:
+    """Return the steps of one round without disturbance.
+
+    Step i does the same work in every round, so of each step and stage the median over the rounds counts.
+    """
+    steps = []
+    for same in zip(*rounds, strict=True):
+        stages = {stage: median(step.stages.get(stage, 0.0) for step in same) for stage in STAGES}
+        steps.append(Step(same[0].num_rows, median(step.seconds for step in same), stages))
+    return steps
 
 
-def _stages_us(rounds: Sequence[Sequence[Step]]) -> dict[str, float]:
-    """Microseconds of each stage for a sequence and step: medians over the rounds."""
-
-    def of_round(steps: Sequence[Step], stage: str) -> float:
-        seconds = sum(step.stages.get(stage, 0.0) for step in steps)
-        return 1e6 * seconds / sum(step.num_rows for step in steps)
-
-    return {stage: round(median(of_round(steps, stage) for steps in rounds), 3) for stage in STAGES}
-
-
-def _slowest_ms(rounds: Sequence[Sequence[Step]]) -> float:
-    """The slowest step, in milliseconds. Step i does the same work in every round, so of each the median counts."""
-    slowest: float = max(median(step.seconds for step in same) for same in zip(*rounds, strict=True))
-    return 1e3 * slowest
+def us_a_row(steps: Sequence[Step], stage: str | None = None) -> float:
+    """Return microseconds for a sequence and step, of a stage or all."""
+    seconds = sum(step.seconds if stage is None else step.stages.get(stage, 0.0) for step in steps)
+    return round(1e6 * seconds / sum(step.num_rows for step in steps), 3)
 
 
 async def run(sizes: Sequence[int], num_steps: int, num_waiting: int, num_rounds: int) -> dict[str, Any]:
@@ -390,16 +388,18 @@ async def run(sizes: Sequence[int], num_steps: int, num_waiting: int, num_rounds
             for policy, measured in crowds.items():
                 measured.append(await crowd(num_waiting, num_steps, policy))
             admissions.append(await admit(min(num_waiting, 2000)))
-    slowest = {policy: round(_slowest_ms(measured), 3) for policy, measured in crowds.items()}
+    steps = {size: typical(each) for size, each in decodes.items()}
+    full_steps = typical(full)
+    slowest = {policy: round(1e3 * max(step.seconds for step in typical(each)), 3) for policy, each in crowds.items()}
     return {
-        "us_per_sequence_step": {str(size): round(median(map(_us_a_row, each)), 3) for size, each in decodes.items()},
+        "us_per_sequence_step": {str(size): us_a_row(each) for size, each in steps.items()},
         "max_step_ms_10k_waiting": max(slowest.values()),
         "admitted_per_s": round(1 / median(admissions)),
-        "breakdown_us": {str(size): _stages_us(each) for size, each in decodes.items()},
+        "breakdown_us": {str(size): {stage: us_a_row(each, stage) for stage in STAGES} for size, each in steps.items()},
         "full_cache": {
             "num_running": full_size,
-            "us_per_sequence_step": round(median(map(_us_a_row, full)), 3),
-            "breakdown_us": _stages_us(full),
+            "us_per_sequence_step": us_a_row(full_steps),
+            "breakdown_us": {stage: us_a_row(full_steps, stage) for stage in STAGES},
         },
         "max_step_ms_by_policy": slowest,
         "num_waiting": num_waiting,
@@ -427,7 +427,7 @@ def print_tables(figures: dict[str, Any]) -> None:
 def main() -> int:
     """Measure, print the tables, write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=48, help="steps of each measurement [default: 48]")
+    parser.add_argument("--steps", type=int, default=32, help="steps of each measurement [default: 32]")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each case [default: 3]")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
     args = parser.parse_args()
