@@ -69,7 +69,10 @@ class SequenceTable:
         return np.array(found, dtype=np.int64)
 
     def add(self, sequence: NewSequence) -> None:
-        """Begin a stay without blocks, nothing computed but what is cached. Its record is sound and its handle new (see input_batch)."""
+        """Begin a stay without blocks, nothing computed but what is cached.
+
+        Its record is sound and its handle new (see input_batch).
+        """
         if not self._free:
             self._grow()
         slot = self._free.pop()

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from gateway import validation
 from gateway.cell import Cell
 from gateway.prompts import tokenize, tokenize_bad_words, tokenize_continuations
-from gateway.requests import GenerateCommand, Input, OutputParams, SamplingParams, ScoreCommand, StoppingParams
+from gateway.requests import (
+    CacheParams,
+    GenerateCommand,
+    Input,
+    OutputParams,
+    SamplingParams,
+    SchedulingParams,
+    ScoreCommand,
+    StoppingParams,
+)
 from gateway.served_models import ServedModel
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.errors import FieldViolation, invalid_argument
@@ -24,6 +33,8 @@ class Accepted:
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
     stopping: StoppingParams
+    scheduling: SchedulingParams
+    cache: CacheParams
     output: OutputParams
     num_choices: int
 
@@ -69,6 +80,8 @@ class Acceptance:
             prompt_token_ids=prompt_token_ids,
             sampling=validation.resolve_sampling(command, prepared, bad_words),
             stopping=validation.resolve_stopping(command, prepared, max_tokens),
+            scheduling=validation.resolve_scheduling(command),
+            cache=validation.resolve_cache(command),
             output=validation.resolve_output(command),
             num_choices=validation.resolve_num_choices(command),
         )

@@ -55,6 +55,21 @@ class AdminClient:
         )
         return answer
 
+    async def get_kv_state(
+        self, request: scheduler_pb2.GetKvStateRequest, remaining: float | None
+    ) -> scheduler_pb2.GetKvStateResponse:
+        """Return who holds which KV block. Raises NOT_FOUND where the executor asked for has no session."""
+        answer: scheduler_pb2.GetKvStateResponse = await self._ask(self._stub.GetKvState, request, remaining)
+        return answer
+
+    async def flush_prefix_cache(self, executor: str, remaining: float | None) -> int:
+        """Forget the prefix cache of one executor, empty: of all; return how many blocks became free."""
+        request = scheduler_pb2.FlushPrefixCacheRequest(executor=executor)
+        answer: scheduler_pb2.FlushPrefixCacheResponse = await self._ask(
+            self._stub.FlushPrefixCache, request, remaining
+        )
+        return answer.num_freed_blocks
+
     async def _ask(self, method: Callable[..., Any], request: object, remaining: float | None) -> Any:
         # A scheduler that answers but has refused this gateway, one of another cell for instance, is not to be steered.
         self._cell.require_scheduler()

@@ -9,10 +9,11 @@ from typing import Any
 import grpc.aio
 
 from gateway.admin_client import AdminClient, SilentSchedulerError
-from gateway.admin_convert import load_to_proto, requests_to_proto
+from gateway.admin_convert import kv_state_to_proto, load_to_proto, requests_to_proto
 from gateway.live_request import parse_request_id
 from gateway.unknown_fields import refuse_unknown_fields
 from gateway.validation import DEFAULT_PAGE_SIZE, check_page_size
+from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.rpc.errors import FieldViolation, invalid_argument
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
@@ -57,6 +58,33 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         refuse_unknown_fields(request)
         with _told_at_once(context):
             return load_to_proto(await self._scheduler.get_load(context.time_remaining()))
+
+    async def GetKvState(  # noqa: N802
+        self, request: admin_pb2.GetKvStateRequest, context: _Context
+    ) -> admin_pb2.GetKvStateResponse:
+        """Answer with the accounts of KV blocks. The scheduler checks the page token, which it made, and the map."""
+        refuse_unknown_fields(request)
+        if violations := list(check_page_size(request.page_size)):
+            raise invalid_argument(violations)
+        question = scheduler_pb2.GetKvStateRequest(
+            executor=request.executor,
+            page_size=request.page_size or DEFAULT_PAGE_SIZE,
+            page_token=request.page_token,
+            block_ids=request.block_ids,
+            map_cells=request.map_cells,
+        )
+        with _told_at_once(context):
+            answer = await self._scheduler.get_kv_state(question, context.time_remaining())
+        return kv_state_to_proto(answer)
+
+    async def FlushPrefixCache(  # noqa: N802
+        self, request: admin_pb2.FlushPrefixCacheRequest, context: _Context
+    ) -> admin_pb2.FlushPrefixCacheResponse:
+        """Forget what the prefix cache holds."""
+        refuse_unknown_fields(request)
+        with _told_at_once(context):
+            freed_blocks = await self._scheduler.flush_prefix_cache(request.executor, context.time_remaining())
+        return admin_pb2.FlushPrefixCacheResponse(freed_blocks=freed_blocks)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+
+from google.protobuf import duration_pb2
 
 from gateway.cell import Pool
 from gateway.chat import ChatMessage
@@ -30,6 +33,7 @@ from octavo.models.prepared import PreparedModel
 from octavo.rpc.logprobs import unpack_floats, unpack_ids
 from octavo.v1 import inference_pb2, model_pb2
 
+_NANOS = 1_000_000_000
 _ROLES: dict[inference_pb2.ChatRole, str] = {
     inference_pb2.CHAT_ROLE_SYSTEM: "system",
     inference_pb2.CHAT_ROLE_USER: "user",
@@ -44,6 +48,7 @@ _FINISH_REASONS = {
 def command_from(request: inference_pb2.GenerateRequest) -> GenerateCommand:
     """Return a request in our words, unchecked."""
     sampling, stopping, output = request.sampling, request.stopping, request.output
+    scheduling = request.scheduling
     return GenerateCommand(
         model=request.model,
         input=_input_from(request),
@@ -71,6 +76,13 @@ def command_from(request: inference_pb2.GenerateRequest) -> GenerateCommand:
         best_of=request.best_of if request.HasField("best_of") else None,
         seed=request.seed if request.HasField("seed") else None,
         truncate_prompt_tokens=(request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None),
+        priority=scheduling.priority if scheduling.HasField("priority") else None,
+        queue_ttl=_seconds(scheduling.queue_ttl) if scheduling.HasField("queue_ttl") else None,
+        first_token_target=(
+            _seconds(scheduling.first_token_target) if scheduling.HasField("first_token_target") else None
+        ),
+        cache_salt=request.cache.salt,
+        bypass_cache=request.cache.bypass,
         label=request.request_id,
     )
 
@@ -175,6 +187,13 @@ def model_to_proto(prepared: PreparedModel, pool: Pool | None) -> model_pb2.Mode
     )
 
 
+def _seconds(duration: duration_pb2.Duration) -> float:
+    """Return a length of time; NaN for one whose parts are not those of any."""
+    if abs(duration.nanos) >= _NANOS or duration.seconds * duration.nanos < 0:
+        return math.nan
+    return duration.seconds + duration.nanos / _NANOS
+
+
 def _input_from(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequest) -> Input | None:
     match request.WhichOneof("input"):
         case "text":
@@ -208,6 +227,7 @@ def _started(event: Started) -> inference_pb2.Started:
         seed=event.seed,
         prompt_tokens=event.prompt_tokens,
         max_tokens=event.max_tokens,
+        cached_tokens=event.cached_tokens,
     )
 
 
@@ -222,7 +242,11 @@ def _choice_finished(event: ChoiceFinished) -> inference_pb2.ChoiceFinished:
 
 
 def _usage(event: Usage) -> inference_pb2.Usage:
-    return inference_pb2.Usage(prompt_tokens=event.prompt_tokens, completion_tokens=event.completion_tokens)
+    return inference_pb2.Usage(
+        prompt_tokens=event.prompt_tokens,
+        completion_tokens=event.completion_tokens,
+        cached_tokens=event.cached_tokens,
+    )
 
 
 def _prompt(events: Iterable[Prompt]) -> inference_pb2.Prompt:

@@ -75,7 +75,7 @@ class Generation:
             self._has_finished = True
             if num_best is not None:
                 events += renumbered(self._unranked, likeliest(request.choices, num_best))
-            events.append(Usage(len(request.prompt_token_ids), request.num_output_tokens))
+            events.append(Usage(len(request.prompt_token_ids), request.num_output_tokens, request.num_cached_tokens))
         return events
 
     def _read_choices(self) -> list[Event]:
@@ -97,6 +97,7 @@ class Generation:
             seed=request.sampling.seed,
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.stopping.max_tokens,
+            cached_tokens=request.num_cached_when_accepted,
         )
 
 

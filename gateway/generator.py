@@ -21,10 +21,14 @@ from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayMetrics
 from gateway.requests import (
+    ANY_TIME,
+    SHARED,
+    CacheParams,
     CancelReason,
     FinishReason,
     GenerateCommand,
     SamplingParams,
+    SchedulingParams,
     ScoreCommand,
     Scores,
     StoppingParams,
@@ -32,6 +36,7 @@ from gateway.requests import (
 )
 from gateway.scoring import SAMPLING, STOPPING, score_of
 from gateway.served_models import ServedModel, ServedModels
+from gateway.time_limits import DEADLINE, FIRST_TOKEN_TARGET, QUEUE_TTL, TimeLimits, deadline_exceeded
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.telemetry import bind_request
 
@@ -42,7 +47,15 @@ CANCELLED_BY_OPERATOR = "CANCELLED_BY_OPERATOR"
 _SLACK = 0.05
 """Seconds between a client's timer and ours that are the network's."""
 
-_TOLD_REASONS = {CANCELLED[reason]: reason for reason in (CancelReason.DEADLINE, CancelReason.SHUTDOWN)}
+_LIMITS = {
+    DEADLINE: CancelReason.DEADLINE,
+    QUEUE_TTL: CancelReason.QUEUE_TTL,
+    FIRST_TOKEN_TARGET: CancelReason.FIRST_TOKEN_TARGET,
+}
+_TOLD_REASONS = {
+    CANCELLED[CancelReason.SHUTDOWN]: CancelReason.SHUTDOWN,
+    **{CANCELLED[reason]: CancelReason.DEADLINE for reason in _LIMITS.values()},
+}
 """What the scheduler is told of an end that it does not know of; for any other, that it is the client's."""
 
 
@@ -84,6 +97,7 @@ class Generator:
         self._models = models
         self._live = live
         self._acceptance = Acceptance(cell)
+        self._time_limits = TimeLimits(cell, clock)
         self._scheduler = scheduler
         self._metrics = metrics
         self._clock = clock
@@ -122,6 +136,8 @@ class Generator:
                     accepted.sampling,
                     accepted.stopping,
                     accepted.num_choices,
+                    accepted.scheduling,
+                    accepted.cache,
                 )
 
             def stop_choice(choice: int, num_kept: int, stop_string: str) -> None:
@@ -159,7 +175,8 @@ class Generator:
             for request, continuation in zip(requests, continuations, strict=True):
                 assert request.prompt_logprobs is not None, "SAMPLING asks for them"
                 scores.append(score_of(request.prompt_logprobs, len(before), continuation))
-            return Scores(scores, Usage(sum(len(request.prompt_token_ids) for request in requests), 0))
+            num_prompt_tokens = sum(len(request.prompt_token_ids) for request in requests)
+            return Scores(scores, Usage(num_prompt_tokens, 0, sum(each.num_cached_tokens for each in requests)))
 
     @asynccontextmanager
     async def _until(self, deadline: float | None) -> AsyncIterator[None]:
@@ -167,7 +184,7 @@ class Generator:
             async with asyncio.timeout_at(deadline):
                 yield
         except TimeoutError:
-            raise _deadline_exceeded() from None
+            raise deadline_exceeded() from None
 
     def _add(
         self,
@@ -178,10 +195,12 @@ class Generator:
         sampling: SamplingParams,
         stopping: StoppingParams,
         num_choices: int,
+        scheduling: SchedulingParams = ANY_TIME,
+        cache: CacheParams = SHARED,
     ) -> LiveRequest:
         """Start the record of a request that was accepted."""
         if call.deadline is not None and self._clock() >= call.deadline:
-            raise _deadline_exceeded()
+            raise deadline_exceeded()
         return self._live.add(
             label=label,
             model=model.name,
@@ -193,6 +212,8 @@ class Generator:
             num_choices=num_choices,
             deadline=call.deadline,
             traceparent=call.traceparent,
+            scheduling=scheduling,
+            cache=cache,
         )
 
     @contextmanager
@@ -217,7 +238,8 @@ class Generator:
         try:
             logger.info("request accepted", extra={"fields": _fields_of_accepted(request)})
             self._scheduler.submit(request)
-            yield
+            with self._time_limits.watched(request):
+                yield
         except BaseException as error:
             self._end(request, error)
             raise
@@ -247,8 +269,8 @@ class Generator:
                 return CANCELLED[CancelReason.SHUTDOWN]
             case ServiceError(reason=reason) if reason == CANCELLED_BY_OPERATOR:
                 return CANCELLED[CancelReason.OPERATOR]
-            case ServiceError(code=grpc.StatusCode.DEADLINE_EXCEEDED):
-                return CANCELLED[CancelReason.DEADLINE]
+            case ServiceError(code=grpc.StatusCode.DEADLINE_EXCEEDED, reason=reason):
+                return CANCELLED[_LIMITS.get(reason, CancelReason.DEADLINE)]
             case ServiceError(code=code):
                 return FAILED[code]
         return FAILED[grpc.StatusCode.INTERNAL]
@@ -268,6 +290,7 @@ class Generator:
             "reason": ending.reason,
             "error": error,
             "completion_tokens": request.num_output_tokens,
+            "cached_tokens": request.num_cached_tokens,
             "ttft_s": None if first is None else round(first - request.accepted_at, 4),
             "total_s": round(self._clock() - request.accepted_at, 4),
         }
@@ -293,8 +316,3 @@ def _fields_of_accepted(request: LiveRequest) -> dict[str, object]:
         "choices": len(request.choices),
         "tenant": request.tenant,
     }
-
-
-def _deadline_exceeded() -> ServiceError:
-    message = "the deadline of the call passed before the output was complete"
-    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", message)

@@ -13,7 +13,15 @@ from collections.abc import Sequence
 
 from gateway.logprob_record import LogprobRecord, PromptLogprobRecord, RecordError
 from gateway.metrics import ModelMetrics
-from gateway.requests import ChoiceEnd, FinishReason, LogprobColumns, SamplingParams, StoppingParams
+from gateway.requests import (
+    CacheParams,
+    ChoiceEnd,
+    FinishReason,
+    LogprobColumns,
+    SamplingParams,
+    SchedulingParams,
+    StoppingParams,
+)
 from octavo.rpc.errors import ServiceError
 
 _REQUEST_ID = re.compile(r"([0-9a-f]{32})-([1-9][0-9]{0,19})")
@@ -102,6 +110,8 @@ class LiveRequest:
         accepted_at: float,
         deadline: float | None,
         traceparent: str,
+        scheduling: SchedulingParams,
+        cache: CacheParams,
         metrics: ModelMetrics,
     ) -> None:
         self.counter = counter
@@ -120,6 +130,16 @@ class LiveRequest:
             self.prompt_logprobs = PromptLogprobRecord(sampling.prompt_logprobs, len(prompt_token_ids))
         self.accepted_at = accepted_at
         self.deadline = deadline
+        self.scheduling = scheduling
+        self.cache = cache
+        self.queue_deadline = _behind(accepted_at, scheduling.queue_ttl)
+        """When it must have run; None: it has, or may take any time."""
+        self.first_token_deadline = _behind(accepted_at, scheduling.first_token_target)
+        """When there must be a token; None: there is one, or it may take any time."""
+        self.num_cached_when_accepted = 0
+        """Of the prompt, as the cache was when the scheduler had the request first."""
+        self.num_cached_tokens = 0
+        """Of the prompt, as the cache was when the request ran first."""
         self.traceparent = traceparent
         self.first_token_at: float | None = None
         self.confirmed = False
@@ -149,11 +169,22 @@ class LiveRequest:
         """Tokens of all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
-    def confirm(self) -> None:
-        """Note that the scheduler has the request."""
+    def confirm(self, num_cached_tokens: int) -> None:
+        """Note that the scheduler has the request, and how much of its prompt is in the cache now."""
         if not self.confirmed:
             self.confirmed = True
+            self.num_cached_when_accepted = min(num_cached_tokens, len(self.prompt_token_ids))
             self.changed.set()
+
+    def note_cached_tokens(self, choice: int, count: int) -> None:
+        """Note how much of the prompt a choice, the first that ran, took from the cache."""
+        # What a request that is taken up again finds in the cache holds output too, and is no news of its first run.
+        if choice < len(self.choices) and not self.choices[choice].token_ids:
+            self.num_cached_tokens = min(count, len(self.prompt_token_ids))
+
+    def leave_queue(self) -> None:
+        """Note that the request has run: its time in the queue is over, and ends it no more."""
+        self.queue_deadline = None
 
     def apply(
         self,
@@ -179,6 +210,7 @@ class LiveRequest:
             raise RecordError(f"output, where {len(self.prompt_logprobs)} logprobs of the prompt are known")
         if not record.apply(first_token_index, token_ids, logprobs, end):
             return
+        self.queue_deadline = self.first_token_deadline = None
         if record.end is not None:
             self._num_unfinished -= 1
             self.is_released = self.is_complete
@@ -195,6 +227,7 @@ class LiveRequest:
         if self.prompt_logprobs is None:
             raise RecordError("logprobs of the prompt came, which nobody had asked for")
         if self.prompt_logprobs.apply(first_token_index, columns):
+            self.leave_queue()
             self.confirmed = True
             self.changed.set()
 
@@ -253,3 +286,7 @@ class LiveRequest:
             self._metrics.first_token.observe(now - self.accepted_at)
         self._metrics.take(num_tokens, None if record.last_token_at is None else now - record.last_token_at)
         record.last_token_at = now
+
+
+def _behind(start: float, seconds: float | None) -> float | None:
+    return None if seconds is None else start + seconds

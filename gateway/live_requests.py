@@ -13,7 +13,16 @@ from gateway.ending import Ending
 from gateway.live_request import LiveRequest
 from gateway.logprob_record import RecordError
 from gateway.metrics import GatewayMetrics
-from gateway.requests import ChoiceEnd, LogprobColumns, SamplingParams, StoppingParams
+from gateway.requests import (
+    ANY_TIME,
+    SHARED,
+    CacheParams,
+    ChoiceEnd,
+    LogprobColumns,
+    SamplingParams,
+    SchedulingParams,
+    StoppingParams,
+)
 from octavo.rpc.errors import ServiceError
 
 RETRY_SECONDS = 1.0
@@ -66,6 +75,8 @@ class LiveRequests:
         num_choices: int,
         deadline: float | None,
         traceparent: str,
+        scheduling: SchedulingParams = ANY_TIME,
+        cache: CacheParams = SHARED,
     ) -> LiveRequest:
         """Mint an id and start a record: the request is accepted. Raises ServiceError when closed.
 
@@ -88,6 +99,8 @@ class LiveRequests:
             accepted_at=self._clock(),
             deadline=deadline,
             traceparent=traceparent,
+            scheduling=scheduling,
+            cache=cache,
             metrics=metrics,
         )
         self._requests[request.counter] = request
@@ -115,10 +128,15 @@ class LiveRequests:
         request = self._requests.get(counter)
         return None if request is None or request.has_ended else request
 
-    def confirm(self, counter: int) -> None:
-        """Note that the scheduler has a request."""
+    def confirm(self, counter: int, num_cached_tokens: int) -> None:
+        """Note that the scheduler has a request, and how much of its prompt is in the cache now."""
         if request := self.find_unended(counter):
-            request.confirm()
+            request.confirm(num_cached_tokens)
+
+    def note_cached_tokens(self, counter: int, choice: int, count: int) -> None:
+        """Note how much of a request's prompt a choice, the first that ran, took from the cache."""
+        if request := self.find_unended(counter):
+            request.note_cached_tokens(choice, count)
 
     def apply(
         self,

@@ -8,6 +8,7 @@ microsecond, where prometheus_client's own counters and histograms, which lock, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import grpc
 from prometheus_client import Metric
@@ -60,14 +61,29 @@ class GatewayMetrics:
         self.num_refused[code if code in self.num_refused else grpc.StatusCode.UNKNOWN] += 1
 
 
+class PermitCount(Protocol):
+    """How many choices may be served at once, and how many more there is room for."""
+
+    maximum: int
+
+    @property
+    def num_free(self) -> int:
+        """Permits that nobody holds."""
+
+
 class GatewayCollector(Collector):
     """The page: what was counted, and what is live at the moment of the scrape."""
 
     def __init__(
-        self, metrics: GatewayMetrics, live_by_model: Callable[[], Mapping[str, int]], is_connected: Callable[[], bool]
+        self,
+        metrics: GatewayMetrics,
+        live_by_model: Callable[[], Mapping[str, int]],
+        permits: PermitCount,
+        is_connected: Callable[[], bool],
     ) -> None:
         """`live_by_model`: live requests, models with none left out. `is_connected`: the scheduler is attached."""
         self._metrics = metrics
+        self._permits = permits
         self._live_by_model = live_by_model
         self._is_connected = is_connected
 
@@ -137,6 +153,11 @@ class GatewayCollector(Collector):
             "Time from acceptance to the end of the call, however it ended",
             {name: each.whole for name, each in by_model.items()},
         )
+        permits = self._permits
+        what = "Choices that may be served at once (--max-requests)"
+        yield GaugeMetricFamily("octavo_permits_maximum", what, value=permits.maximum)
+        what = "Choices that there is room for now; an answer holds its permits until it has left"
+        yield GaugeMetricFamily("octavo_permits_free", what, value=permits.num_free)
         connected = "1 while the scheduler is attached, else 0"
         yield GaugeMetricFamily("octavo_scheduler_connected", connected, value=int(self._is_connected()))
 

@@ -47,7 +47,10 @@ class LogitBias:
 
 @dataclass(frozen=True)
 class GenerateCommand:
-    """A request as the client sent it; None: unset. Meaning and ranges as in octavo.v1.GenerateRequest."""
+    """A request as the client sent it; None: unset. Meaning and ranges as in octavo.v1.GenerateRequest.
+
+    `queue_ttl` and `first_token_target` are seconds, NaN where what came is no length of time.
+    """
 
     model: str = ""
     input: Input | None = None
@@ -75,6 +78,11 @@ class GenerateCommand:
     best_of: int | None = None
     seed: int | None = None
     truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    queue_ttl: float | None = None
+    first_token_target: float | None = None
+    cache_salt: str = ""
+    bypass_cache: bool = False
     label: str = ""
 
 
@@ -124,6 +132,28 @@ class StoppingParams:
 
 
 @dataclass(frozen=True)
+class SchedulingParams:
+    """When to run, nothing unset. `queue_ttl` and `first_token_target`: seconds from the acceptance, None: no limit."""
+
+    priority: int = 0
+    queue_ttl: float | None = None
+    first_token_target: float | None = None
+
+
+@dataclass(frozen=True)
+class CacheParams:
+    """What to share with other requests of the tenant. `bypass`: nothing is taken from the cache or left in it."""
+
+    salt: str = ""
+    bypass: bool = False
+
+
+ANY_TIME = SchedulingParams()
+SHARED = CacheParams()
+"""Of a request that says nothing of either."""
+
+
+@dataclass(frozen=True)
 class OutputParams:
     """What a client is shown, nothing unset. `include_stop`: what stopped a choice is part of its text.
 
@@ -147,10 +177,15 @@ class FinishReason(Enum):
 
 
 class CancelReason(Enum):
-    """Who wanted the end of a request, as it is counted. An operator asks the scheduler, which tells this gateway."""
+    """Who wanted the end of a request, as it is counted; a client also by the limits of time that it gave.
+
+    An operator asks the scheduler, which tells this gateway.
+    """
 
     CLIENT = "client"
     DEADLINE = "deadline"
+    QUEUE_TTL = "queue_ttl"
+    FIRST_TOKEN_TARGET = "first_token_target"
     OPERATOR = "operator"
     SHUTDOWN = "shutdown"
 
@@ -179,7 +214,7 @@ class LogprobColumns:
 
 @dataclass(frozen=True)
 class Started:
-    """The request was accepted, and so resolved."""
+    """The request was accepted, and so resolved. `cached_tokens`: of its prompt, as the cache is now."""
 
     request_id: str
     model: str
@@ -187,6 +222,7 @@ class Started:
     seed: int
     prompt_tokens: int
     max_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,10 +261,11 @@ class ChoiceFinished:
 
 @dataclass(frozen=True)
 class Usage:
-    """Totals of a request."""
+    """Totals of a request. `cached_tokens`: of its prompt, those that were not computed."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 Event = Started | Prompt | Delta | ChoiceFinished | Usage

@@ -230,7 +230,7 @@ class SchedulerClient:
                     self._live.finish(frame.finished.request)
                 outbox.acknowledge(frame.finished.sequence)
             case "accepted":
-                self._live.confirm(frame.accepted.request)
+                self._live.confirm(frame.accepted.request, frame.accepted.num_cached_tokens)
             case "rejected":
                 self._live.fail(frame.rejected.request, error_from(frame.rejected.error))
             case "model_pools":
@@ -244,6 +244,8 @@ class SchedulerClient:
         except ValueError as error:
             self._live.fault(output.request, str(error))
             return
+        if output.num_cached_tokens:
+            self._live.note_cached_tokens(output.request, output.choice, output.num_cached_tokens)
         if (told := prompt_logprobs_from(output)) is not None:
             self._live.apply_prompt_logprobs(output.request, *told)
             if not output.token_ids and end is None:

@@ -42,9 +42,16 @@ def submit_from(request: LiveRequest, now: float) -> scheduler_pb2.AttachRequest
         age=_duration(now - request.accepted_at),
         traceparent=request.traceparent,
         accepted=request.confirmed,
+        cache_salt=request.cache.salt,
+        bypass_cache=request.cache.bypass,
+        priority=request.scheduling.priority,
     )
     if request.deadline is not None:
         submit.remaining_deadline.CopyFrom(_duration(request.deadline - now))
+    if request.queue_deadline is not None:
+        submit.remaining_queue_ttl.CopyFrom(_duration(request.queue_deadline - now))
+    if request.first_token_deadline is not None:
+        submit.remaining_first_token.CopyFrom(_duration(request.first_token_deadline - now))
     return scheduler_pb2.AttachRequest(submit=submit)
 
 

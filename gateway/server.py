@@ -25,6 +25,7 @@ from gateway.http.service_api import ServiceApi
 from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayCollector, GatewayMetrics
 from gateway.model_servicer import ModelServicer
+from gateway.permits import Permits
 from gateway.scheduler_client import Backoff, SchedulerClient
 from gateway.served_models import ServedModel, ServedModels
 from gateway.servicer import InferenceServicer
@@ -78,11 +79,12 @@ class GatewayServer:
             backoff=backoff,
             check_invariants=settings.check_invariants,
         )
+        self.permits = permits = Permits(settings.max_requests, metrics)
         generator = Generator(self._models, self.live, self._cell, self._scheduler, metrics, clock)
         self._rpc = RpcServer(settings.bind, settings.port)
         tools = TextTools(self._models, self.live, self._cell)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(generator, tools, keys, clock), self._rpc.server
+            InferenceServicer(generator, tools, keys, permits, clock), self._rpc.server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(
             ModelServicer(self._models, self._cell, keys), self._rpc.server
@@ -92,10 +94,10 @@ class GatewayServer:
             AdminServicer(AdminClient(self._channel, self._cell)), self._admin.server
         )
         registry = CollectorRegistry()
-        registry.register(GatewayCollector(metrics, self.live.count_by_model, lambda: cell.is_attached))
+        registry.register(GatewayCollector(metrics, self.live.count_by_model, permits, lambda: cell.is_attached))
         self._metrics = MetricsServer(registry, settings.bind, settings.metrics_port)
         routers = [
-            GenerationApi(generator, self._models, clock).router(),
+            GenerationApi(generator, self._models, permits, clock).router(),
             ServiceApi(self._models, self._cell, tools, registry, self._rpc.health.is_serving).router(),
         ]
         self._http = HttpServer(make_app(routers, keys, settings.cors_origins or ()), settings.bind, settings.http_port)

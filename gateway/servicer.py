@@ -19,9 +19,11 @@ from gateway.convert import (
 )
 from gateway.generation import Generation
 from gateway.generator import Generator
+from gateway.permits import Permits
 from gateway.requests import Event, GenerateCommand
 from gateway.rpc_calls import check_call
 from gateway.text_tools import TextTools
+from gateway.validation import MAX_CONTINUATIONS, count_choices
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 REQUEST_ID_KEY = "x-octavo-request-id"
@@ -32,9 +34,12 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Generates text, scores it, and converts between text and tokens. Every call needs a key where there are keys."""
 
-    def __init__(self, generator: Generator, tools: TextTools, keys: ApiKeys, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, generator: Generator, tools: TextTools, keys: ApiKeys, permits: Permits, clock: Callable[[], float]
+    ) -> None:
         """`clock`: seconds, the event loop's."""
         self._generator = generator
+        self._permits = permits
         self._tools = tools
         self._keys = keys
         self._clock = clock
@@ -42,7 +47,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """Stream a request's events."""
         call = self._call_of(request, context)
-        async with self._generator.generate(command_from(request), **call) as generation:
+        command = command_from(request)
+        self._hold_permits(command)
+        async with self._generator.generate(command, **call) as generation:
             events = await generation.next_events()
             await _send_request_id(generation, context)
             while events:
@@ -56,6 +63,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Answer with all of a request's events at once."""
         call = self._call_of(request, context)
         command = command_from(request.request) if request.HasField("request") else GenerateCommand()
+        self._hold_permits(command)
         async with self._generator.generate(command, streaming=False, **call) as generation:
             collected: list[Event] = []
             while events := await generation.next_events():
@@ -66,14 +74,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Score(self, request: inference_pb2.ScoreRequest, context: _Context) -> inference_pb2.ScoreResponse:  # noqa: N802
         """Answer with how likely continuations are."""
         call = self._call_of(request, context)
-        return scores_to_proto(await self._generator.score(score_command_from(request), **call))
+        command = score_command_from(request)
+        self._permits.hold_for_call(min(len(command.continuations), MAX_CONTINUATIONS), "continuations")
+        return scores_to_proto(await self._generator.score(command, **call))
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
         """Answer with the tokens that Generate would run on."""
         check_call(self._keys, request, context)
-        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else None
         given = text_or_chat_from(request)
         token_ids = await self._tools.tokenize(request.model, given, add_special_tokens=add_special_tokens)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
@@ -94,6 +104,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         check_call(self._keys, request, context)
         tokens, max_model_len = await self._tools.count_tokens(request.model, text_or_chat_from(request))
         return inference_pb2.CountTokensResponse(tokens=tokens, max_model_len=max_model_len)
+
+    def _hold_permits(self, command: GenerateCommand) -> None:
+        field = "n" if command.best_of is None else "best_of"
+        self._permits.hold_for_call(count_choices(command), field)
 
     def _call_of(self, request: Message, context: _Context) -> dict[str, Any]:
         """Check a call; return what it says beside its message: its tenant, its deadline and its trace."""

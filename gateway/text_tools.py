@@ -9,8 +9,9 @@ from gateway.acceptance import raise_violations
 from gateway.cell import Cell
 from gateway.live_requests import LiveRequests
 from gateway.prompts import tokenize
-from gateway.requests import Input
+from gateway.requests import ChatInput, Input
 from gateway.served_models import ServedModel, ServedModels
+from octavo.rpc.errors import FieldViolation
 
 
 class TextTools:
@@ -21,16 +22,18 @@ class TextTools:
         self._live = live
         self._cell = cell
 
-    async def tokenize(self, model: str, given: Input | None, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, model: str, given: Input | None, *, add_special_tokens: bool | None = None) -> list[int]:
         """Return the tokens that a request for `given` runs on; a text may be empty here.
 
-        `add_special_tokens` False leaves out what the tokenizer adds to a text by itself.
+        `add_special_tokens` False leaves out what the tokenizer adds to a text by itself; it is for texts only.
         """
         served = self._resolve(model)
         violations = list(validation.check_input(given, served.prepared))
+        if isinstance(given, ChatInput) and add_special_tokens is not None:
+            violations.append(FieldViolation("add_special_tokens", "is not for chats: their template adds its own"))
         token_ids: list[int] = []
         if given is not None and not violations:
-            token_ids, violations = await tokenize(served, given, add_special_tokens=add_special_tokens)
+            token_ids, violations = await tokenize(served, given, add_special_tokens=add_special_tokens is not False)
         raise_violations(violations)
         return token_ids
 

@@ -12,6 +12,7 @@ from itertools import islice
 
 from gateway.requests import (
     MIN_BIAS,
+    CacheParams,
     ChatInput,
     Continuation,
     GenerateCommand,
@@ -19,6 +20,7 @@ from gateway.requests import (
     LogitBias,
     OutputParams,
     SamplingParams,
+    SchedulingParams,
     StoppingParams,
     TextInput,
     TokenIdsInput,
@@ -39,6 +41,11 @@ MAX_BAD_WORD_CHARACTERS = 256
 MAX_BAD_WORD_TOKENS = 32
 MAX_TOP_LOGPROBS = 20
 MAX_CONTINUATIONS = 128
+MAX_PRIORITY = 100
+MIN_SECONDS = 0.001
+MAX_SECONDS = 86_400.0
+"""Of time in the queue and to the first token."""
+MAX_SALT_CHARACTERS = 128
 MAX_NAMED_ELEMENTS = 8
 """Errors travel in trailers, which are small: what is wrong with many elements is said of the first few."""
 
@@ -101,15 +108,16 @@ def check_parameters(command: GenerateCommand, vocab_size: int) -> Iterator[Fiel
             "stopping.stop_token_ids", f"may have at most {MAX_STOP_TOKEN_IDS} ids, has {len(command.stop_token_ids)}"
         )
     yield from check_token_ids("stopping.stop_token_ids", command.stop_token_ids, vocab_size)
+    yield from _check_range("scheduling.priority", command.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    yield from _check_seconds("scheduling.queue_ttl", command.queue_ttl)
+    yield from _check_seconds("scheduling.first_token_target", command.first_token_target)
+    yield from _check_length("cache.salt", command.cache_salt, MAX_SALT_CHARACTERS)
     yield from check_label(command.label)
 
 
 def check_label(label: str) -> Iterator[FieldViolation]:
     """Yield what is wrong with a client's own label."""
-    if len(label) > MAX_LABEL_CHARACTERS:
-        yield FieldViolation("request_id", f"may have at most {MAX_LABEL_CHARACTERS} characters, has {len(label)}")
-    else:
-        yield from _check_text("request_id", label)
+    yield from _check_length("request_id", label, MAX_LABEL_CHARACTERS)
 
 
 def check_bad_words(words: Sequence[str]) -> Iterator[FieldViolation]:
@@ -126,7 +134,7 @@ def check_best_of(command: GenerateCommand, *, streaming: bool) -> Iterator[Fiel
         yield FieldViolation("best_of", f"must be n ({least}) to {MAX_CHOICES}, is {command.best_of}")
     elif streaming and command.best_of > least:
         description = f"is {command.best_of}, more than n ({least}): which are best is known at the end only, so ask "
-        yield FieldViolation("best_of", description + "for the whole output at once (GenerateOnce)")
+        yield FieldViolation("best_of", description + "for the whole output at once (GenerateOnce; HTTP: no stream)")
 
 
 def check_continuations(continuations: Sequence[Continuation | None], vocab_size: int) -> Iterator[FieldViolation]:
@@ -187,6 +195,21 @@ def resolve_max_tokens(command: GenerateCommand, num_prompt_tokens: int, max_mod
 def resolve_num_choices(command: GenerateCommand) -> int:
     """Return how many choices to generate."""
     return command.best_of or command.n or 1
+
+
+def count_choices(command: GenerateCommand) -> int:
+    """Return how many choices a command that nobody has checked stands for: what is out of range is refused later."""
+    return min(resolve_num_choices(command), MAX_CHOICES)
+
+
+def resolve_scheduling(command: GenerateCommand) -> SchedulingParams:
+    """Return when to run."""
+    return SchedulingParams(command.priority or 0, command.queue_ttl, command.first_token_target)
+
+
+def resolve_cache(command: GenerateCommand) -> CacheParams:
+    """Return what to share."""
+    return CacheParams(command.cache_salt, command.bypass_cache)
 
 
 def resolve_output(command: GenerateCommand) -> OutputParams:
@@ -311,6 +334,21 @@ def _check_text(field: str, text: str) -> Iterator[FieldViolation]:
             text.encode()
         except UnicodeEncodeError as error:
             yield FieldViolation(field, f"is not valid Unicode text: lone surrogate at character {error.start}")
+
+
+def _check_length(field: str, text: str, most_characters: int) -> Iterator[FieldViolation]:
+    if len(text) > most_characters:
+        yield FieldViolation(field, f"may have at most {most_characters} characters, has {len(text)}")
+    else:
+        yield from _check_text(field, text)
+
+
+def _check_seconds(field: str, seconds: float | None) -> Iterator[FieldViolation]:
+    if seconds is None or MIN_SECONDS <= seconds <= MAX_SECONDS:
+        return
+    # NaN stands for a Duration whose parts contradict each other.
+    given = "no valid length of time" if math.isnan(seconds) else f"{seconds:.9g} s"
+    yield FieldViolation(field, f"must be 1 ms to 24 h, is {given}")
 
 
 def _check_range(

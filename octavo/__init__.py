@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         AsyncAdminClient,
         AsyncClient,
         AsyncGenerateStream,
+        BlockMap,
+        BlockUse,
         Choice,
         ChoiceFinished,
         Client,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         DefaultSampling,
         Delta,
         ExecutorInfo,
+        ExecutorKvState,
         FailedPreconditionError,
         FieldViolation,
         FinishReason,
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
         GenerateStream,
         InternalServiceError,
         InvalidArgumentError,
+        KvState,
         Load,
         Message,
         Messages,
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
         ResourceExhaustedError,
         Role,
         Scores,
+        SequenceKvState,
         ServiceError,
         Started,
         TokenCount,
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UnimplementedError,
         Usage,
+        WaitReason,
     )
 
 __all__ = [
@@ -61,6 +67,8 @@ __all__ = [
     "AsyncAdminClient",
     "AsyncClient",
     "AsyncGenerateStream",
+    "BlockMap",
+    "BlockUse",
     "Choice",
     "ChoiceFinished",
     "Client",
@@ -70,6 +78,7 @@ __all__ = [
     "DefaultSampling",
     "Delta",
     "ExecutorInfo",
+    "ExecutorKvState",
     "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
@@ -77,6 +86,7 @@ __all__ = [
     "GenerateStream",
     "InternalServiceError",
     "InvalidArgumentError",
+    "KvState",
     "Load",
     "Message",
     "Messages",
@@ -91,6 +101,7 @@ __all__ = [
     "ResourceExhaustedError",
     "Role",
     "Scores",
+    "SequenceKvState",
     "ServiceError",
     "Started",
     "TokenCount",
@@ -100,6 +111,7 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "Usage",
+    "WaitReason",
 ]
 
 

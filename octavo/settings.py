@@ -77,6 +77,9 @@ class GatewaySettings(Settings):
         ADMIN_PORT, least=0, most=65535, help="port of the operator's gRPC API; 0 picks a free one"
     )
     metrics_port: int = _metrics_port(GATEWAY_METRICS_PORT)
+    max_requests: int = setting(
+        4096, least=1, most=1_000_000, help="most choices served at once, n for a request; more are refused"
+    )
     served_model_name: tuple[str, ...] | None = setting(
         None, parse=_parse_list, help="further names that requests may call the model by: NAME,NAME,..."
     )
@@ -105,10 +108,18 @@ class SchedulerSettings(Settings):
     port: int = setting(SCHEDULER_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
     metrics_port: int = _metrics_port(SCHEDULER_METRICS_PORT)
     depth: int = setting(2, least=1, most=8, help="steps in flight on each executor; 1 waits for each result")
-    policy: str = setting("fcfs", help="order of requests: a built-in name or package.module:Class")
+    policy: str = setting("fcfs", help="order of requests: fcfs, priority, shortest-first, or package.module:Class")
     orphan_timeout: float = setting(60.0, least=0, help="seconds that accepted work waits for an executor to come back")
     gateway_grace: float = setting(5.0, least=0, help="seconds that a lost gateway's requests go on")
     resolve_interval: float = setting(3.0, least=0.05, help="seconds between look-ups of the executors' addresses")
+    log_memory_usage: float | None = setting(
+        None,
+        least=0.01,
+        most=86400,
+        alone="10",
+        aliases=("--log_memory_usage",),
+        help="seconds between log lines that account for the KV blocks; the flag alone: 10; default: no such lines",
+    )
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process serves")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")

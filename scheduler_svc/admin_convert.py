@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
-import base64
-import math
-import zlib
-
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.rpc.errors import FieldViolation, invalid_argument
+from scheduler_svc.kv_convert import wait_reason
 from scheduler_svc.listing import RequestPlace, RequestsPage, RequestView
+from scheduler_svc.load import LoadSnapshot
+from scheduler_svc.page_tokens import MAX_PAGE_SIZE, make_token, read_token
 from scheduler_svc.sequence import RequestId
 
-MAX_PAGE_SIZE = 1000
-"""Most requests on a page: a page is made in one go, and steps wait for it."""
+_KIND = "requests"
+
+
+def load_response(term: int, num_gateways: int, load: LoadSnapshot) -> scheduler_pb2.GetLoadResponse:
+    """Return the load in full."""
+    return scheduler_pb2.GetLoadResponse(
+        term=term,
+        num_requests=load.num_requests,
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        num_preemptions=load.num_preemptions,
+        num_desyncs=load.num_desyncs,
+        num_gateways=num_gateways,
+        executors=[
+            scheduler_pb2.ExecutorLoad(
+                address=executor.address,
+                incarnation=executor.incarnation,
+                model=executor.model,
+                num_running=executor.num_running,
+                num_in_flight=executor.num_in_flight,
+                num_steps=executor.num_steps,
+                total_blocks=executor.total_blocks,
+                free_blocks=executor.free_blocks,
+                owned_blocks=executor.owned_blocks,
+                cached_blocks=executor.cached_blocks,
+                pinned_blocks=executor.pinned_blocks,
+                reserved_blocks=executor.reserved_blocks,
+                num_waiting=executor.num_waiting,
+            )
+            for executor in load.executors
+        ],
+    )
 
 
 def list_query(request: scheduler_pb2.ListRequestsRequest, term: int) -> tuple[RequestPlace | None, int]:
-    """Return where a page begins and its size. Raises ServiceError naming every bad field.
-
-    term is that of this scheduler: a token counts only where it was given, because places are on the scheduler's clock.
-    """
+    """Return where a page begins and its size. Raises ServiceError naming every bad field; term is this scheduler's."""
     violations = []
     after: RequestPlace | None = None
     if not 1 <= request.page_size <= MAX_PAGE_SIZE:
         violations.append(FieldViolation("page_size", f"must be 1 to {MAX_PAGE_SIZE}, got {request.page_size}"))
     if request.page_token:
         try:
-            token_term, after = _read_token(request.page_token)
-        except (ValueError, OverflowError):
-            violations.append(FieldViolation("page_token", "must be the next_page_token of the page before"))
-        else:
-            if token_term != term:
-                description = "was given by a scheduler that is gone; start again without one"
-                violations.append(FieldViolation("page_token", description))
+            arrival, request_id, _ = read_token(_KIND, request.page_token, term)
+            after = arrival, request_id
+        except ValueError as error:
+            violations.append(FieldViolation("page_token", str(error)))
     if violations:
         raise invalid_argument(violations)
     return after, request.page_size
@@ -42,7 +65,7 @@ def list_response(page: RequestsPage, term: int) -> scheduler_pb2.ListRequestsRe
     """Return a page under this scheduler's term."""
     return scheduler_pb2.ListRequestsResponse(
         requests=map(_live_request, page.requests),
-        next_page_token="" if page.next is None else _make_token(term, page.next),
+        next_page_token="" if page.next is None else make_token(_KIND, term, page.next),
     )
 
 
@@ -67,28 +90,12 @@ def _live_request(view: RequestView) -> scheduler_pb2.LiveRequest:
         num_running=view.num_running,
         num_blocks=view.num_blocks,
         executors=view.executors,
+        wait_reason=wait_reason(view.wait_reason),
+        num_cached_tokens=view.num_cached_tokens,
+        priority=view.priority,
+        num_preemptions=view.num_preemptions,
     )
     message.age.FromNanoseconds(round(view.age * 1e9))
     if view.remaining_deadline is not None:
         message.remaining_deadline.FromNanoseconds(round(view.remaining_deadline * 1e9))
     return message
-
-
-def _make_token(term: int, place: RequestPlace) -> str:
-    arrival, (incarnation, counter) = place
-    text = f"{term}:{arrival.hex()}:{counter}:{incarnation}".encode()
-    # A token that was cut or mistyped would else be a place too, and pages would begin there.
-    return base64.urlsafe_b64encode(zlib.crc32(text).to_bytes(4) + text).decode()
-
-
-def _read_token(token: str) -> tuple[int, RequestPlace]:
-    """Return term and place. Raises ValueError or OverflowError where the text is no token."""
-    decoded = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
-    checksum, text = decoded[:4], decoded[4:]
-    if zlib.crc32(text).to_bytes(4) != checksum:
-        raise ValueError("a damaged token")
-    term, arrival, counter, incarnation = text.decode().split(":", 3)
-    place = float.fromhex(arrival), (incarnation, int(counter))
-    if not math.isfinite(place[0]):
-        raise ValueError("a place that is nowhere")
-    return int(term), place

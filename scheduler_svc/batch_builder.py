@@ -15,16 +15,16 @@ Whoever does not fit may evict others, whom the policy names. A victim's blocks 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from scheduler_svc.batch import NewSequence, ScheduledBatch
-from scheduler_svc.executor_state import ExecutorState, InFlightStep, QueueKey
+from scheduler_svc.executor_state import ExecutorState, InFlightStep
 from scheduler_svc.keyed_heap import Entry
-from scheduler_svc.policies.base import BaseScheduler
-from scheduler_svc.policies.fcfs import FcfsScheduler
-from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus, SequenceView
+from scheduler_svc.policies.guard import PolicyGuard
+from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 from scheduler_svc.step_draft import StepDraft
+from scheduler_svc.time_limits import Miss, find_miss, has_limit
+from scheduler_svc.waiting_queue import QueueKey
 
 GROWTH_BLOCKS = 1
 """Free blocks that an admission leaves for each sequence already running.
@@ -44,56 +44,57 @@ MAX_SET_ASIDE = 16
 
 _NO_BLOCKS: tuple[int, ...] = ()
 _NO_PREFIX: list[int] = []
-_LAST_KEY: tuple[float, ...] = (math.inf,)
 
 
 class BatchBuilder:
     """Builds the steps of any executor under one policy. Also home of preemption, whoever asks for it."""
 
-    def __init__(self, policy: BaseScheduler) -> None:
+    def __init__(self, policy: PolicyGuard) -> None:
         self._policy = policy
-        # Steps in where the policy's answers leave an executor with work and nothing to do.
-        self._fallback = FcfsScheduler()
         self.num_preemptions = 0
         # Over all admissions: tokens admitted, and those of them whose KV was there already.
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
 
     def queue_key(self, sequence: Sequence, now: float) -> QueueKey:
-        """The place of a sequence in a queue, policy's nonsense replaced by the last place."""
-        rank = 0 if sequence.request.was_started else 1
-        key = self._policy.admission_key(sequence.view, now)
-        if isinstance(key, tuple) and all(isinstance(part, (int, float)) and not math.isnan(part) for part in key):
-            return rank, key
-        return rank, _LAST_KEY
+        """The place of a sequence in a queue."""
+        rank = 0 if sequence.request.was_started and not sequence.has_yielded else 1
+        return rank, self._policy.admission_key(sequence.view, now)
 
-    def preempt(self, executor: ExecutorState, sequence: Sequence, now: float) -> None:
+    def preempt(self, executor: ExecutorState, sequence: Sequence, now: float, *, yields: bool = False) -> None:
         """End the stay of a running sequence; it queues here again and is recomputed from its full record.
 
-        Tokens in flight are committed when they arrive; it is not admitted before they have.
+        Tokens in flight are committed when they arrive; it is not admitted before they have. `yields`: it queues by its
+        key and not before all that have not started.
         """
         executor.end_stay(sequence)
+        sequence.has_yielded = yields
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         executor.enqueue(sequence, self.queue_key(sequence, now))
 
-    def has_room(self, executor: ExecutorState, sequence: Sequence) -> bool:
-        """Whether an executor could admit a waiting sequence now, nobody evicted."""
+    def has_room(self, executor: ExecutorState, sequence: Sequence, prefix: list[int] = _NO_PREFIX) -> bool:
+        """Whether an executor could admit a waiting sequence beside `prefix` now, nobody evicted."""
         running = len(executor.running)
         return running < executor.max_running and executor.kv.can_fit(
-            sequence, sequence.num_tokens, reserve=GROWTH_BLOCKS * running
+            sequence, sequence.num_tokens, prefix, reserve=GROWTH_BLOCKS * running
         )
 
-    def build(self, executor: ExecutorState, now: float) -> tuple[ScheduledBatch | None, list[LiveRequest]]:
+    def build(
+        self, executor: ExecutorState, now: float
+    ) -> tuple[ScheduledBatch | None, list[tuple[LiveRequest, Miss | None]]]:
         """Build the next step and put it in flight.
 
-        Returns the batch, or None where there is nothing to do, and the requests that the policy sheds: the caller
-        ends them.
+        Returns the batch, or None where there is nothing to do, and the requests that are not to be started, each with
+        the time limit that it does not keep, None where the policy sheds it: the caller ends them.
         """
+        self._policy.begin_step(now)
         draft = self._draft(executor, self._policy, now)
         shed = draft.shed
         if not draft.handles and not executor.in_flight and (executor.running or executor.waiting):
-            draft = self._draft(executor, self._fallback, now)
+            # The policy's answers leave the executor with work and nothing to do.
+            self._policy.fall_back()
+            draft = self._draft(executor, self._policy, now)
             shed = shed + draft.shed
         if not draft.handles and not executor.released_handles:
             return None, shed
@@ -107,10 +108,12 @@ class BatchBuilder:
             num_tokens=executor.spec.max_num_batched_tokens - draft.budget,
         )
         executor.released_handles.clear()
-        executor.in_flight.append(InFlightStep(batch.step, draft.sequences, batch.columns, draft.samples))
+        executor.in_flight.append(
+            InFlightStep(batch.step, draft.sequences, batch.columns, draft.samples, batch.num_tokens, now)
+        )
         return batch, shed
 
-    def _draft(self, executor: ExecutorState, policy: BaseScheduler, now: float) -> StepDraft:
+    def _draft(self, executor: ExecutorState, policy: PolicyGuard, now: float) -> StepDraft:
         draft = StepDraft(executor.spec.max_num_batched_tokens)
         prefills = self._schedule_decodes(draft, executor, policy, now)
         for sequence in prefills:
@@ -122,7 +125,7 @@ class BatchBuilder:
         return draft
 
     def _schedule_decodes(
-        self, draft: StepDraft, executor: ExecutorState, policy: BaseScheduler, now: float
+        self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, now: float
     ) -> list[Sequence]:
         """Give each sequence in decode its row; returns those with more than one token to compute.
 
@@ -158,18 +161,22 @@ class BatchBuilder:
         draft.level()
         return prefills
 
-    def _schedule_admissions(
-        self, draft: StepDraft, executor: ExecutorState, policy: BaseScheduler, now: float
-    ) -> None:
+    def _schedule_admissions(self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, now: float) -> None:
         waiting = executor.waiting
         aside: list[Entry[Sequence]] = []
+        is_overtaking = False
         while draft.budget and (head := waiting.peek()) is not None:
             sequence = head[1]
             prefix = executor.kv.find_prefix(sequence)
-            if len(aside) < MAX_SET_ASIDE and _is_worth_waiting(executor, sequence, prefix):
+            if len(aside) < MAX_SET_ASIDE and is_worth_waiting(executor, sequence, prefix):
                 aside.append(waiting.set_aside())
-            elif not self._admit(draft, executor, policy, sequence, prefix, now):
-                break
+            elif not self._admit(draft, executor, policy, sequence, prefix, now, may_evict=not is_overtaking):
+                if len(aside) == MAX_SET_ASIDE or must_wait_for_isolation(executor, sequence):
+                    break
+                if not is_overtaking and not policy.may_overtake(sequence.view, now):
+                    break
+                is_overtaking = True
+                aside.append(waiting.set_aside())
         for entry in aside:
             waiting.put_back(entry)
 
@@ -177,18 +184,24 @@ class BatchBuilder:
         self,
         draft: StepDraft,
         executor: ExecutorState,
-        policy: BaseScheduler,
+        policy: PolicyGuard,
         sequence: Sequence,
         prefix: list[int],
         now: float,
+        *,
+        may_evict: bool,
     ) -> bool:
-        """Admit or shed the head of the queue; False where it has to wait. `prefix`: the blocks that it can share."""
-        if sequence.num_in_flight_rows or _must_wait_for_isolation(executor, sequence):
+        """Admit or shed a waiting sequence; False where it has to wait. `prefix`: the blocks that it can share."""
+        if sequence.num_in_flight_rows or must_wait_for_isolation(executor, sequence):
             return False
-        if not sequence.request.was_started and policy.should_shed(sequence.view, now):
-            executor.dequeue(sequence)
-            draft.shed.append(sequence.request)
-            return True
+        if not sequence.request.was_started:
+            miss = _find_miss(executor, sequence, prefix, now)
+            if miss is not None or policy.should_shed(sequence.view, now):
+                executor.dequeue(sequence)
+                draft.shed.append((sequence.request, miss))
+                return True
+        if not may_evict and not self.has_room(executor, sequence):
+            return False
         quota = _quota(policy, sequence, draft.budget, len(prefix) * executor.spec.block_size)
         if not quota or not self._make_room(draft, executor, policy, sequence, now, prefix):
             return False
@@ -219,7 +232,7 @@ class BatchBuilder:
         self,
         draft: StepDraft,
         executor: ExecutorState,
-        policy: BaseScheduler,
+        policy: PolicyGuard,
         wanting: Sequence,
         now: float,
         prefix: list[int] = _NO_PREFIX,
@@ -242,13 +255,13 @@ class BatchBuilder:
         victims = self._choose_victims(executor, policy, wanting, prefix, fits, now)
         for victim in victims:
             draft.drop(victim)
-            self.preempt(executor, victim, now)
+            self.preempt(executor, victim, now, yields=is_waiting or not policy.preempted_first)
         return bool(victims) and wanting not in victims
 
     def _choose_victims(
         self,
         executor: ExecutorState,
-        policy: BaseScheduler,
+        policy: PolicyGuard,
         wanting: Sequence,
         prefix: list[int],
         fits: Callable[[int, int], bool],
@@ -265,9 +278,9 @@ class BatchBuilder:
         victims: list[Sequence] = []
         while not fits(num_available_blocks, len(executor.running) - len(victims)):
             view = policy.choose_victim(tuple(candidates), wanting.view, now) if candidates else None
-            victim = candidates.pop(view, None) if isinstance(view, SequenceView) else None
-            if victim is None:
+            if view is None:
                 return []
+            victim = candidates.pop(view)
             if victim is wanting:
                 return [wanting]
             num_available_blocks += executor.kv.num_reclaimable_blocks(victim, prefix)
@@ -275,25 +288,30 @@ class BatchBuilder:
         return victims
 
 
-def _must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
+def must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
     """Whether a sequence may not join those that run, because it is suspect or the one that runs is."""
     if not executor.running:
         return False
     return any(each.num_failures >= ISOLATE_AFTER for each in (sequence, next(iter(executor.running))))
 
 
-def _is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
+def _find_miss(executor: ExecutorState, sequence: Sequence, prefix: list[int], now: float) -> Miss | None:
+    """The time limit that a request could not keep if this sequence of it were admitted now."""
+    if not has_limit(sequence.request):
+        return None
+    return find_miss(sequence.request, now, executor.lead(sequence, prefix, now))
+
+
+def is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
     """Whether others compute at least half of what a waiting sequence lacks."""
     num_awaited = executor.kv.num_awaited_tokens(sequence, prefix)
     return num_awaited > 0 and 2 * num_awaited >= sequence.num_tokens - len(prefix) * executor.spec.block_size
 
 
-def _quota(policy: BaseScheduler, sequence: Sequence, budget: int, num_cached_tokens: int = 0) -> int:
+def _quota(policy: PolicyGuard, sequence: Sequence, budget: int, num_cached_tokens: int = 0) -> int:
     """Tokens that a sequence may compute in this step: what it lacks, within the policy's quota and the budget.
 
     num_cached_tokens: of a sequence that waits, what it need not compute.
     """
-    answer = policy.prefill_quota(sequence.view, budget)
-    if not isinstance(answer, int):
-        return 0
-    return max(0, min(answer, budget, sequence.num_known_tokens - sequence.num_computed_tokens - num_cached_tokens))
+    quota = policy.prefill_quota(sequence.view, budget)
+    return max(0, min(quota, sequence.num_known_tokens - sequence.num_computed_tokens - num_cached_tokens))

@@ -49,6 +49,10 @@ class BlockPool:
         """Blocks that nobody holds and whose content is kept."""
         return len(self._cached)
 
+    def cached_blocks(self) -> list[int]:
+        """Blocks that nobody holds and whose content is kept, least recently held first."""
+        return list(self._cached)
+
     @property
     def num_available_blocks(self) -> int:
         """Blocks that can be taken: free and cached ones."""

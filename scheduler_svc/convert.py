@@ -221,32 +221,6 @@ def load_report_frame(load: LoadSnapshot) -> Frame:
     )
 
 
-def load_response(term: int, num_gateways: int, load: LoadSnapshot) -> scheduler_pb2.GetLoadResponse:
-    """Return the load in full."""
-    return scheduler_pb2.GetLoadResponse(
-        term=term,
-        num_requests=load.num_requests,
-        num_waiting=load.num_waiting,
-        num_running=load.num_running,
-        num_preemptions=load.num_preemptions,
-        num_desyncs=load.num_desyncs,
-        num_gateways=num_gateways,
-        executors=[
-            scheduler_pb2.ExecutorLoad(
-                address=executor.address,
-                incarnation=executor.incarnation,
-                model=executor.model,
-                num_running=executor.num_running,
-                num_in_flight=executor.num_in_flight,
-                num_steps=executor.num_steps,
-                total_blocks=executor.total_blocks,
-                free_blocks=executor.total_blocks - executor.owned_blocks,
-            )
-            for executor in load.executors
-        ],
-    )
-
-
 def _request_error(error: ServiceError) -> scheduler_pb2.RequestError:
     message = scheduler_pb2.RequestError(
         code=number_from_code(error.code),

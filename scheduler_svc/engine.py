@@ -18,11 +18,14 @@ from scheduler_svc import admission
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RequestDone, ScheduledBatch, TokensOut
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState
+from scheduler_svc.kv_state import KvAccounts
+from scheduler_svc.kv_views import KvQuery, KvState
 from scheduler_svc.listing import RequestPlace, RequestsPage, list_page
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.load import ExecutorLoad, LoadSnapshot, ModelPoolView
 from scheduler_svc.placement import Placement
 from scheduler_svc.policies.base import BaseScheduler
+from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.sequence import (
     ChoiceEnd,
     FinishReason,
@@ -56,9 +59,11 @@ class Engine:
         self._depth = depth
         self._orphan_timeout = orphan_timeout
         self._requests = LiveRequests()
-        self._builder = BatchBuilder(policy)
-        self._results = StepResults(policy, self._builder)
+        self._policy = PolicyGuard(policy)
+        self._builder = BatchBuilder(self._policy)
+        self._results = StepResults(self._policy, self._builder)
         self._placement = Placement(self._builder)
+        self._accounts = KvAccounts(self._placement.executors, self._builder)
         self._sessions = count(1)
         self._known_models: set[str] = set()
         # Events that arose where none can be returned; the next call that returns events delivers them.
@@ -82,7 +87,7 @@ class Engine:
         is_known_model = record.model in self._known_models or not self._known_models
         admission.check_pool(record, pool, is_known_model=is_known_model)
         request = LiveRequest(record, admission.max_num_tokens(record, pool), now)
-        self._requests.add(request)
+        self._requests.add(request, now)
         for sequence, choice in zip(request.sequences, record.choices, strict=True):
             if choice.end is not None:
                 self._close_choice(sequence, Outcome.FINISHED)
@@ -123,14 +128,16 @@ class Engine:
         return self._take_events()
 
     def expire(self, now: float) -> list[Event]:
-        """End what is overdue: deadlines in every state, and work that no executor could take for orphan_timeout.
+        """End what is overdue: time limits in every state, and work that no executor could take for orphan_timeout.
 
+        What waits is ended as soon as it could not keep a limit even if it ran at once, by the step times measured.
         Costs nothing where nothing is, so it can be called before every round of schedule, and whenever time passes
         idly.
         """
         self._now = now
-        while (request := self._requests.overdue(now)) is not None:
-            self._fail(request, _deadline_exceeded())
+        limits = self._requests.time_limits
+        while (overdue := limits.overdue(now, lambda request: self._placement.lead(request, now))) is not None:
+            self._fail(*overdue)
         while (orphan := self._placement.overdue_orphan(now, self._orphan_timeout)) is not None:
             self._fail(orphan.request, _orphaned(orphan, self._orphan_timeout))
         return self._take_events()
@@ -162,9 +169,9 @@ class Engine:
             return None
         self._placement.share_work(executor)
         batch, shed = self._builder.build(executor, now)
-        for request in shed:
-            overdue = request.deadline is not None and request.deadline <= now
-            self._fail(request, _deadline_exceeded() if overdue else _shed())
+        for request, miss in shed:
+            if self._requests.get(request.record.id) is request:
+                self._fail(request, _shed() if miss is None else self._requests.time_limits.end(request, miss, now))
         return batch
 
     def update(self, session: int, result: BatchResult, now: float) -> list[Event]:
@@ -177,6 +184,8 @@ class Engine:
             return self._take_events()
         step = executor.in_flight.popleft()
         executor.num_steps_done += 1
+        num_tokens = step.num_tokens if result.failure is None else 0
+        executor.step_clock.answered(num_tokens, step.built_at, now, result.timings)
         applied = self._results.apply(executor, step, result, now)
         self._events.extend(applied.events)
         for sequence in applied.ended:
@@ -218,7 +227,25 @@ class Engine:
     def list_requests(self, after: RequestPlace | None, limit: int, now: float) -> RequestsPage:
         """Return up to `limit` live requests, the oldest of those past `after`."""
         addresses = {session: executor.spec.address for session, executor in self._placement.executors.items()}
-        return list_page(self._requests.values(), addresses, after, limit, now)
+        return list_page(self._requests.values(), addresses, self._accounts.why_it_waits, after, limit, now)
+
+    def kv_state(self, query: KvQuery, now: float) -> KvState:
+        """Return who holds which blocks. Raises NOT_FOUND where the executor that is asked for has no session."""
+        if query.address:
+            self.session_at(query.address)
+        return self._accounts.state(self._requests.values(), query, now)
+
+    def session_at(self, address: str) -> int:
+        """Return the session with the executor of an address. Raises NOT_FOUND where there is none."""
+        for executor in self._placement.executors.values():
+            if executor.spec.address == address:
+                return executor.session
+        raise ServiceError(
+            grpc.StatusCode.NOT_FOUND,
+            "EXECUTOR_NOT_FOUND",
+            f"no executor at {address!r} is in session; GetLoad lists those that are",
+            metadata={"executor": address},
+        )
 
     def load(self) -> LoadSnapshot:
         """How busy the cell is now."""
@@ -235,6 +262,8 @@ class Engine:
                 total_blocks=executor.kv.num_total_blocks,
                 free_blocks=executor.kv.num_free_blocks,
                 owned_blocks=executor.kv.num_owned_blocks,
+                cached_blocks=executor.kv.num_cached_blocks,
+                reserved_blocks=0,
             )
             for executor in self._placement.executors.values()
         )
@@ -251,6 +280,11 @@ class Engine:
             num_preemptions=self._builder.num_preemptions,
             num_desyncs=self._results.num_desyncs,
             num_generated_tokens=self._results.num_generated_tokens,
+            num_policy_failures=dict(self._policy.num_failures),
+            num_over_time={
+                (limit.value, predicted): number
+                for (limit, predicted), number in self._requests.time_limits.num_ended.items()
+            },
             num_prefix_query_tokens=self._builder.num_prefix_query_tokens,
             num_prefix_hit_tokens=self._builder.num_prefix_hit_tokens,
             kv_usage=owned / total if total else 0.0,
@@ -320,11 +354,6 @@ class Engine:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
-
-
-def _deadline_exceeded() -> ServiceError:
-    message = "the deadline passed before the request ended"
-    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", message)
 
 
 def _shed() -> ServiceError:

@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn, Protocol
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, ScheduledBatch, StepTokens
 from scheduler_svc.engine import Engine
+from scheduler_svc.kv_views import KvQuery, KvState
 from scheduler_svc.listing import RequestPlace, RequestsPage
 from scheduler_svc.load import LoadSnapshot, ModelPoolView
 from scheduler_svc.metrics import SchedulerMetrics
@@ -199,6 +200,22 @@ class EngineLoop:
         """Return up to `limit` live requests, the oldest of those past `after`."""
         with self._guarded("list_requests"):
             return self._engine.list_requests(after, limit, self._clock())
+
+    def kv_state(self, query: KvQuery) -> KvState:
+        """Return who holds which blocks. Raises ServiceError where the executor that is asked for has no session."""
+        with self._guarded("kv_state"):
+            return self._engine.kv_state(query, self._clock())
+
+    def flush_prefix_cache(self, address: str) -> int:
+        """Forget the prefixes that are cached at one executor, or at all of them where the address is empty.
+
+        Returns how many blocks became free. Raises ServiceError where the executor has no session.
+        """
+        with self._guarded("flush_prefix_cache"):
+            session = self._engine.session_at(address) if address else None
+            num_freed_blocks = self._engine.flush_prefix_cache(session)
+        self._after([], self._clock())
+        return num_freed_blocks
 
     # The loop.
 

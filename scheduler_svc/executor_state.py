@@ -7,13 +7,11 @@ from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
 from scheduler_svc.batch import ExecutorSpec, RowColumns
-from scheduler_svc.keyed_heap import KeyedHeap
 from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.sequence import Sequence, SequenceStatus
-
-QueueKey = tuple[int, tuple[float, ...]]
-"""Rank, 0 for sequences that had started before, and the policy's admission key."""
-
+from scheduler_svc.step_clock import StepClock
+from scheduler_svc.time_limits import NO_LEAD, Lead
+from scheduler_svc.waiting_queue import QueueKey, WaitingQueue
 
 PlainColumns = tuple[list[Sequence], list[int], list[int]]
 """Sequences of one gateway, the counters of their requests, their choices."""
@@ -21,12 +19,17 @@ PlainColumns = tuple[list[Sequence], list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A step that is not answered. Parallel columns: whose row, what was asked, 1 where it samples a token, else 0."""
+    """A step that is not answered. Parallel columns: whose row, what was asked, 1 where it samples a token, else 0.
+
+    built_at is on the engine's clock; num_tokens is what all rows compute.
+    """
 
     step: int
     sequences: list[Sequence]
     columns: RowColumns
     samples: list[int]
+    num_tokens: int
+    built_at: float
 
 
 class ExecutorState:
@@ -39,10 +42,11 @@ class ExecutorState:
         self.session = session
         self.spec = spec
         self.kv = KVCacheManager(spec.num_blocks, spec.block_size)
-        self.waiting: KeyedHeap[Sequence] = KeyedHeap()
+        self.waiting = WaitingQueue()
         self.running: dict[Sequence, None] = {}
         self.in_flight: deque[InFlightStep] = deque()
         self.released_handles: list[int] = []
+        self.step_clock = StepClock()
         # Who got one token and nothing else in the last step, and the same by gateway: mostly so in the next, too.
         self.plain: list[Sequence] = []
         self.plain_by_gateway: dict[str, PlainColumns] = {}
@@ -62,6 +66,23 @@ class ExecutorState:
         """How busy it is: the share of its blocks owned or waited for, then the number of sequences placed."""
         owned = self.kv.num_owned_blocks
         return (owned + self._num_queued_blocks) / self.kv.num_total_blocks, len(self.running) + len(self.waiting)
+
+    def lead(self, sequence: Sequence, prefix: Sequences[int], now: float) -> Lead:
+        """What a waiting sequence needs from now on were it admitted at once, `prefix` shared: by the steps measured.
+
+        What others compute of its prompt counts as shared too. The least output is its minimum and a stop token.
+        """
+        size = self.kv.block_size
+        num_tokens = sequence.num_tokens - len(prefix) * size - self.kv.num_awaited_tokens(sequence, prefix)
+        num_running = len(self.running)
+        budget = self.spec.max_num_batched_tokens
+        first_token = self.step_clock.seconds_to_compute(num_tokens, budget, num_running, now)
+        if not first_token:
+            return NO_LEAD
+        stopping = sequence.stopping
+        num_steps = min(stopping.max_tokens, stopping.min_tokens + 1) - 1
+        step = self.step_clock.seconds(min(num_running + 1, self.max_running), now) if num_steps else 0.0
+        return Lead(first_token, first_token + num_steps * step)
 
     def enqueue(self, sequence: Sequence, key: QueueKey) -> None:
         """Place a waiting sequence here."""

@@ -38,6 +38,10 @@ class KVCacheManager:
         """Blocks that nobody holds and whose content is kept."""
         return self._pool.num_cached_blocks
 
+    def cached_blocks(self) -> list[int]:
+        """Blocks that nobody holds and whose content is kept, least recently held first."""
+        return self._pool.cached_blocks()
+
     @property
     def num_available_blocks(self) -> int:
         """Blocks that a sequence can be given: free and cached ones."""
@@ -62,9 +66,9 @@ class KVCacheManager:
         num_shared = sum(self._pool.reference_count(block) > 0 for block in prefix)
         return self.blocks_needed(sequence, num_tokens) - num_shared
 
-    def can_fit(self, sequence: Sequence, num_tokens: int, *, reserve: int = 0) -> bool:
-        """Whether the blocks that it needs without the cache are available, with `reserve` more left over."""
-        return self.blocks_needed(sequence, num_tokens) + reserve <= self._pool.num_available_blocks
+    def can_fit(self, sequence: Sequence, num_tokens: int, prefix: Items[int] = (), *, reserve: int = 0) -> bool:
+        """Whether the blocks that it needs beside `prefix` are available, with `reserve` more left over."""
+        return self.blocks_taken(sequence, num_tokens, prefix) + reserve <= self._pool.num_available_blocks
 
     def num_reclaimable_blocks(self, sequence: Sequence, prefix: Items[int] = ()) -> int:
         """Blocks that release would make available: those that no other table holds, nor is to hold as its prefix."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from scheduler_svc.sequence import LiveRequest, RequestId, SequenceStatus
+from scheduler_svc.kv_views import WaitReason
+from scheduler_svc.sequence import LiveRequest, RequestId, Sequence, SequenceStatus
 
 RequestPlace = tuple[float, RequestId]
 """The place of a request in the list: its arrival on the engine's clock, then its id, which is unique for ever.
@@ -21,7 +22,7 @@ class RequestView:
 
     num_output_tokens counts committed tokens of all choices; num_waiting and num_running count choices that have not
     ended; executors are the addresses where these are placed, each once. age and remaining_deadline are seconds, None
-    is no deadline.
+    is no deadline. wait_reason is that of the first choice that waits, None where none does.
     """
 
     id: RequestId
@@ -36,6 +37,10 @@ class RequestView:
     executors: tuple[str, ...]
     age: float
     remaining_deadline: float | None
+    wait_reason: WaitReason | None
+    num_cached_tokens: int
+    priority: int
+    num_preemptions: int
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,19 @@ class RequestsPage:
 def list_page(
     requests: Iterable[LiveRequest],
     addresses: Mapping[int, str],
+    why_it_waits: Callable[[Sequence], WaitReason | None],
     after: RequestPlace | None,
     limit: int,
     now: float,
 ) -> RequestsPage:
-    """Return the first `limit` requests past the place `after`. addresses: those of the executors, by session."""
+    """Return the first `limit` requests past the place `after`.
+
+    addresses: those of the executors, by session. why_it_waits answers None of what does not wait.
+    """
     # Places differ, so requests are never compared.
     placed = ((_place(request), request) for request in requests)
     first = heapq.nsmallest(limit + 1, (each for each in placed if after is None or each[0] > after))
-    views = tuple(_view(request, addresses, now) for _, request in first[:limit])
+    views = tuple(_view(request, addresses, why_it_waits, now) for _, request in first[:limit])
     return RequestsPage(views, first[limit - 1][0] if len(first) > limit else None)
 
 
@@ -65,7 +74,12 @@ def _place(request: LiveRequest) -> RequestPlace:
     return request.arrival, request.record.id
 
 
-def _view(request: LiveRequest, addresses: Mapping[int, str], now: float) -> RequestView:
+def _view(
+    request: LiveRequest,
+    addresses: Mapping[int, str],
+    why_it_waits: Callable[[Sequence], WaitReason | None],
+    now: float,
+) -> RequestView:
     record = request.record
     sequences = request.sequences
     placed = (addresses[sequence.session] for sequence in sequences if sequence.session)
@@ -82,4 +96,8 @@ def _view(request: LiveRequest, addresses: Mapping[int, str], now: float) -> Req
         executors=tuple(dict.fromkeys(placed)),
         age=now - request.arrival,
         remaining_deadline=None if request.deadline is None else max(0.0, request.deadline - now),
+        wait_reason=next(filter(None, map(why_it_waits, sequences)), None),
+        num_cached_tokens=request.num_cached_tokens,
+        priority=record.priority,
+        num_preemptions=sum(sequence.num_preemptions for sequence in sequences),
     )

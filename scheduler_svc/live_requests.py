@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from scheduler_svc.keyed_heap import KeyedHeap
 from scheduler_svc.sequence import LiveRequest, Outcome, RequestId, SequenceStatus
+from scheduler_svc.time_limits import TimeLimits
 
 
 class LiveRequests:
-    """By id, by gateway and by deadline. Accepted = live + ended with any outcome, at any time."""
+    """By id, by gateway and by time limit. Accepted = live + ended with any outcome, at any time."""
 
     def __init__(self) -> None:
         self._by_id: dict[RequestId, LiveRequest] = {}
         self._by_incarnation: defaultdict[str, set[int]] = defaultdict(set)
-        self._deadlines: KeyedHeap[LiveRequest] = KeyedHeap()
+        self.time_limits = TimeLimits()
         self.num_accepted = 0
         self.num_ended = dict.fromkeys(Outcome, 0)
 
@@ -36,13 +36,12 @@ class LiveRequests:
         """Counters of one gateway's requests."""
         return set(self._by_incarnation.get(incarnation, ()))
 
-    def add(self, request: LiveRequest) -> None:
+    def add(self, request: LiveRequest, now: float) -> None:
         """Accept a request whose id is not known."""
         incarnation, counter = request.record.id
         self._by_id[request.record.id] = request
         self._by_incarnation[incarnation].add(counter)
-        if request.deadline is not None:
-            self._deadlines.push(request, (request.deadline,))
+        self.time_limits.watch(request, now)
         self.num_accepted += 1
 
     def remove(self, request: LiveRequest, outcome: Outcome) -> None:
@@ -53,23 +52,14 @@ class LiveRequests:
         counters.remove(counter)
         if not counters:
             del self._by_incarnation[incarnation]
-        if request.deadline is not None:
-            self._deadlines.remove(request)
+        self.time_limits.forget(request)
         self.num_ended[outcome] += 1
-
-    def overdue(self, now: float) -> LiveRequest | None:
-        """The request whose deadline passed first, or None."""
-        first = self._deadlines.peek()
-        if first is None or first[0][0] > now:
-            return None
-        return first[1]
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless what was accepted is live or has ended, and what is live has an open choice."""
         assert self.num_accepted == len(self._by_id) + sum(self.num_ended.values())
         assert sum(len(counters) for counters in self._by_incarnation.values()) == len(self._by_id)
-        with_deadline = {request for request in self._by_id.values() if request.deadline is not None}
-        assert set(self._deadlines) == with_deadline
+        self.time_limits.check_invariants(set(self._by_id.values()))
         for request in self._by_id.values():
             num_open = sum(sequence.status is not SequenceStatus.FINISHED for sequence in request.sequences)
             assert num_open == request.num_open > 0, f"{num_open} choices open, counted {request.num_open}"

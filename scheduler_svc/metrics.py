@@ -142,14 +142,23 @@ class LiveState(Collector):
         yield sequences
         blocks = GaugeMetricFamily(
             "octavo_kv_blocks",
-            "KV blocks of each executor in session: free, owned by sequences, or cached for sequences to come.",
+            "KV blocks of each executor in session: free, owned by sequences, cached for sequences to come, or pinned "
+            "by copies under way.",
             labels=["executor", "state"],
+        )
+        reserved = GaugeMetricFamily(
+            "octavo_kv_reserved_blocks",
+            "KV blocks, of those that can be had, that are kept for short newcomers.",
+            labels=["executor"],
         )
         for executor in load.executors:
             blocks.add_metric([executor.address, "free"], executor.free_blocks)
             blocks.add_metric([executor.address, "owned"], executor.owned_blocks)
             blocks.add_metric([executor.address, "cached"], executor.cached_blocks)
+            blocks.add_metric([executor.address, "pinned"], executor.pinned_blocks)
+            reserved.add_metric([executor.address], executor.reserved_blocks)
         yield blocks
+        yield reserved
         yield GaugeMetricFamily("octavo_scheduler_executors", "Executors in session.", value=len(load.executors))
         yield GaugeMetricFamily("octavo_scheduler_gateways", "Gateways attached.", value=self._num_gateways())
 
@@ -192,3 +201,19 @@ def _work_families(load: LoadSnapshot) -> Iterable[Metric]:
     )
     for name, documentation, value in counters:
         yield CounterMetricFamily(f"octavo_{name}", documentation, value=value)
+    failures = CounterMetricFamily(
+        "octavo_policy_failures",
+        "Answers of the policy that were errors or nonsense, by hook. Anything but 0 is a fault of the policy.",
+        labels=["hook"],
+    )
+    for hook, number in load.num_policy_failures.items():
+        failures.add_metric([hook], number)
+    yield failures
+    over_time = CounterMetricFamily(
+        "octavo_scheduler_requests_over_time",
+        "Requests ended by a time limit: which, and whether it was predicted, before any work on them.",
+        labels=["limit", "predicted"],
+    )
+    for (limit, predicted), number in load.num_over_time.items():
+        over_time.add_metric([limit, "true" if predicted else "false"], number)
+    yield over_time

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState
-from scheduler_svc.sequence import Sequence
+from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
+from scheduler_svc.time_limits import NO_LEAD, Lead
 
 
 def least_loaded(executors: Iterable[ExecutorState], sequence: Sequence) -> ExecutorState | None:
@@ -48,6 +49,15 @@ class Placement:
             self.orphans[sequence] = None
         else:
             executor.enqueue(sequence, self._builder.queue_key(sequence, now))
+
+    def lead(self, request: LiveRequest, now: float) -> Lead:
+        """The least that a request needs from now on were it the turn of any choice of it that waits."""
+        leads = []
+        for sequence in request.sequences:
+            if sequence.session and sequence.status is SequenceStatus.WAITING:
+                executor = self.executors[sequence.session]
+                leads.append(executor.lead(sequence, executor.kv.find_prefix(sequence), now))
+        return min(leads, default=NO_LEAD)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence off, wherever it is; whatever it holds is free at once."""

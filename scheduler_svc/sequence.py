@@ -153,6 +153,7 @@ class Sequence:
         "block_table",
         "choice",
         "handle",
+        "has_yielded",
         "is_discarding",
         "max_num_tokens",
         "num_cached_tokens",
@@ -208,6 +209,8 @@ class Sequence:
         # See begin_steady; 0 outside of it.
         self.steady_until = 0
         self.num_in_flight_rows = 0
+        # It was made to give way, so it queues by its key again.
+        self.has_yielded = False
         # The stay went wrong: what its rows in flight still bring would leave a gap.
         self.is_discarding = False
         self.num_tokens_at_admission = 0
@@ -246,6 +249,7 @@ class Sequence:
         self.session = session
         self.handle = handle
         self.is_discarding = False
+        self.has_yielded = False
         self.num_tokens_at_admission = self.num_tokens
         self.num_computed_tokens = self.num_cached_tokens = num_cached_tokens
         if not self.request.was_started:

@@ -22,6 +22,7 @@ from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_directory import ExecutorDirectory, Resolver, TargetsError, parse_targets, resolve
 from scheduler_svc.gateways import Gateways, stopping_error
 from scheduler_svc.health import PoolHealth
+from scheduler_svc.memory_log import MemoryLog
 from scheduler_svc.metrics import LiveState, SchedulerMetrics
 from scheduler_svc.output_streams import MAX_UNACKNOWLEDGED_BYTES, OutputStreams
 from scheduler_svc.policies.registry import PolicyError, load_policy
@@ -75,6 +76,8 @@ class SchedulerServer:
         self._health = PoolHealth(self._rpc.health, ("", SERVICE_NAME))
         self._engine_loop.watch_pools(self._gateways.pools_changed)
         self._engine_loop.watch_pools(self._health.pools_changed)
+        interval = settings.log_memory_usage
+        self._memory_log = None if interval is None else MemoryLog(self._engine_loop.kv_state, interval)
         self._term = Term(time.time_ns(), term_patience)
         session_numbers = itertools.count(1)
         incarnations: dict[str, str] = {}
@@ -130,6 +133,7 @@ class SchedulerServer:
                 self._health.run(),
                 self._gateways.report_load(),
                 self._term.wait_until_stale(),
+                *(() if self._memory_log is None else (self._memory_log.run(),)),
             )
         ]
         try:

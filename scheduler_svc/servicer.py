@@ -13,10 +13,11 @@ import grpc.aio
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from octavo.rpc.limits import MAX_TERM
-from scheduler_svc.admin_convert import cancel_target, list_query, list_response
-from scheduler_svc.convert import cancel_reason, load_response, request_record
+from scheduler_svc.admin_convert import cancel_target, list_query, list_response, load_response
+from scheduler_svc.convert import cancel_reason, request_record
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.gateways import Attachment, Gateways, stopping_error
+from scheduler_svc.kv_convert import kv_query, kv_response
 from scheduler_svc.tasks import until_first
 from scheduler_svc.term import StaleTermError, Term
 
@@ -86,6 +87,27 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         with _engine_at_work():
             self._gateways.cancel_for_operator(incarnation, counter)
         return scheduler_pb2.CancelRequestResponse()
+
+    async def GetKvState(  # noqa: N802 - the contract's name
+        self,
+        request: scheduler_pb2.GetKvStateRequest,
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - grpc passes it
+    ) -> scheduler_pb2.GetKvStateResponse:
+        """Account for every block."""
+        term = await self._term.fixed()
+        query = kv_query(request, term)
+        with _engine_at_work():
+            return kv_response(self._engine_loop.kv_state(query), term)
+
+    async def FlushPrefixCache(  # noqa: N802 - the contract's name
+        self,
+        request: scheduler_pb2.FlushPrefixCacheRequest,
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - grpc passes it
+    ) -> scheduler_pb2.FlushPrefixCacheResponse:
+        """Forget what the prefix cache holds."""
+        with _engine_at_work():
+            num_freed_blocks = self._engine_loop.flush_prefix_cache(request.executor)
+        return scheduler_pb2.FlushPrefixCacheResponse(num_freed_blocks=num_freed_blocks)
 
     async def _read_hello(self, context: _AttachContext) -> scheduler_pb2.Hello | None:
         frame = await context.read()

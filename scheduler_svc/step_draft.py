@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler_svc.batch import NewSequence, RowColumns
 from scheduler_svc.sequence import LiveRequest, Sequence
+from scheduler_svc.time_limits import Miss
 
 
 class StepDraft:
@@ -34,7 +35,7 @@ class StepDraft:
         self.samples: list[int] = []
         self.new_blocks: dict[int, tuple[int, ...]] = {}
         self.new_sequences: list[NewSequence] = []
-        self.shed: list[LiveRequest] = []
+        self.shed: list[tuple[LiveRequest, Miss | None]] = []
 
     def level(self) -> None:
         """Complete the rows of decodes, and take their tokens off the budget."""

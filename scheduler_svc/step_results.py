@@ -21,7 +21,7 @@ from scheduler_svc.batch import (
 )
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState, InFlightStep, PlainColumns
-from scheduler_svc.policies.base import BaseScheduler
+from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 
 MAX_FAILURES = 3
@@ -46,10 +46,8 @@ class Applied:
 class StepResults:
     """Applies results in the order of their steps."""
 
-    def __init__(self, policy: BaseScheduler, builder: BatchBuilder) -> None:
-        # A policy that does not listen is not told: it would be for nothing, once a token.
-        is_deaf = type(policy).on_tokens is BaseScheduler.on_tokens
-        self._on_tokens = None if is_deaf else policy.on_tokens
+    def __init__(self, policy: PolicyGuard, builder: BatchBuilder) -> None:
+        self._policy = policy
         self._builder = builder
         self.num_desyncs = 0
         self.num_generated_tokens = 0
@@ -81,9 +79,10 @@ class StepResults:
         if not all(is_plain):
             plain = list(compress(plain, is_plain))
         self.num_generated_tokens += len(plain)
-        if self._on_tokens is not None:
+        tell = self._policy.on_tokens
+        if tell is not None:
             for sequence in plain:
-                self._on_tokens(sequence.view, 0, 1)
+                tell(sequence.view, 0, 1)
         applied.events += _step_tokens(executor, plain)
         return applied
 
@@ -129,8 +128,8 @@ class StepResults:
         )
         sequence.num_cached_tokens_untold = 0
         self.num_generated_tokens += 1
-        if self._on_tokens is not None:
-            self._on_tokens(sequence.view, 0, 1)
+        if self._policy.on_tokens is not None:
+            self._policy.on_tokens(sequence.view, 0, 1)
         if end is not None:
             executor.remove(sequence)
             sequence.status = SequenceStatus.FINISHED
@@ -141,8 +140,8 @@ class StepResults:
     def _charge_prompt(self, sequence: Sequence, num_computed: int) -> None:
         computed = min(num_computed, sequence.num_prompt_tokens)
         if computed > sequence.num_charged_prompt_tokens:
-            if self._on_tokens is not None:
-                self._on_tokens(sequence.view, computed - sequence.num_charged_prompt_tokens, 0)
+            if self._policy.on_tokens is not None:
+                self._policy.on_tokens(sequence.view, computed - sequence.num_charged_prompt_tokens, 0)
             sequence.num_charged_prompt_tokens = computed
 
     def _apply_bad_row(

@@ -2,7 +2,8 @@
 
 A fenced block marked `bash` is a set of commands. A block marked `text` right behind it is what they print: each of its
 lines must appear, in order; `...` stands for anything, and numbers for any number. A block marked `python` is a
-program. Other blocks are not run.
+program. A block marked `js` is one too, which tests/examples run where Node's packages can be had. Other blocks are not
+run.
 
 Commands that serve until they are stopped go to the background, and the cell they make is waited for.
 """
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,12 +60,12 @@ def pages() -> list[Path]:
     return [page for page in found if "node_modules" not in page.parts and list(blocks(page))]
 
 
-def blocks(page: Path) -> Iterator[Block]:
-    """Yield a page's runnable blocks."""
+def blocks(page: Path, languages: Collection[str] = ("bash", "python")) -> Iterator[Block]:
+    """Yield a page's blocks in these languages."""
     text = page.read_text()
     fences = list(_FENCE.finditer(text))
     for index, fence in enumerate(fences):
-        if fence[2] not in ("bash", "python"):
+        if fence[2] not in languages:
             continue
         following = fences[index + 1] if index + 1 < len(fences) else None
         output = ""

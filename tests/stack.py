@@ -78,7 +78,7 @@ async def wait_idle(stack: Stack) -> scheduler_pb2.GetLoadResponse:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         while True:
             load = await stub.GetLoad(scheduler_pb2.GetLoadRequest())
-            held = sum(each.total_blocks - each.free_blocks for each in load.executors)
+            held = sum(each.owned_blocks for each in load.executors)
             if not (load.num_requests or load.num_waiting or load.num_running or held):
                 return load
             await asyncio.sleep(0.01)

@@ -231,7 +231,7 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
 
     async def _run_steps(self, batches: asyncio.Queue[executor_pb2.StepBatch], session: int, context: Any) -> None:
         stays: dict[int, _Stay] = {}
-        slots: dict[int, tuple[int, int]] = {}
+        slots: dict[int, tuple[int, ...]] = {}
         while True:
             batch = await batches.get()
             if self._permits is not None:
@@ -250,13 +250,13 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
         self,
         batch: executor_pb2.StepBatch,
         stays: dict[int, _Stay],
-        slots: dict[int, tuple[int, int]],
+        slots: dict[int, tuple[int, ...]],
         result: executor_pb2.StepResult,
     ) -> None:
         for handle in batch.released_handles:
             stays.pop(handle, None)
         for new in batch.new_sequences:
-            stays[new.handle] = _Stay(new, list(new.token_ids))
+            stays[new.handle] = _Stay(new, list(new.token_ids), num_computed=new.num_cached_tokens)
         offset = 0
         columns = (batch.handles, batch.num_scheduled_tokens, batch.num_computed_tokens, batch.num_new_blocks)
         self._expect(len(set(map(len, columns))) == 1, "columns of different lengths")
@@ -279,14 +279,16 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
             if stay.num_computed == len(stay.tokens):
                 self._sample(stay, row, result)
 
-    def _compute(self, stay: _Stay, scheduled: int, slots: dict[int, tuple[int, int]]) -> None:
+    def _compute(self, stay: _Stay, scheduled: int, slots: dict[int, tuple[int, ...]]) -> None:
         size = self.welcome.block_size
         self._expect(0 not in stay.blocks, "the null block was given away")
         for position in range(stay.num_computed + scheduled):
             slot = stay.blocks[position // size] * size + position % size
+            # KV is a function of the token and all before it: whoever has the same may have computed it.
+            content = tuple(stay.tokens[: position + 1])
             if position >= stay.num_computed:
-                slots[slot] = (stay.new.handle, position)
-            self._expect(slots.get(slot) == (stay.new.handle, position), f"slot {slot} is not its own")
+                slots[slot] = content
+            self._expect(slots.get(slot) == content, f"slot {slot} holds something else")
         stay.num_computed += scheduled
         self.num_tokens += scheduled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -31,16 +32,21 @@ class GenerationResponse(Response):
         asked: Asked,
         make_style: Callable[[], Style],
         rename: Rename,
+        hold_permits: Callable[[], AbstractContextManager[None]],
         *,
         streaming: bool,
     ) -> None:
-        """`make_style` raises ServiceError where the model is unknown; `rename` gives HTTP's names of fields."""
+        """`make_style` raises ServiceError where the model is unknown; `rename` gives HTTP's names of fields.
+
+        `hold_permits` raises ServiceError where there are none; they are held until all has been sent.
+        """
         super().__init__()
         self._open = open_one
         self._commands = commands
         self._asked = asked
         self._make_style = make_style
         self._rename = rename
+        self._hold_permits = hold_permits
         self._streaming = streaming
         self._has_begun = False
 
@@ -50,8 +56,9 @@ class GenerationResponse(Response):
 
     async def _run(self, send: Send) -> None:
         try:
-            async with read_all(self._open, self._commands) as reading:
-                await (self._send_stream if self._streaming else self._send_whole)(reading, send)
+            with self._hold_permits():
+                async with read_all(self._open, self._commands) as reading:
+                    await (self._send_stream if self._streaming else self._send_whole)(reading, send)
         except ServiceError as error:
             failure = failure_from(error, self._rename)
         except Exception:

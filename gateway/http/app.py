@@ -30,6 +30,9 @@ def make_app(routers: Sequence[APIRouter], keys: ApiKeys, cors_origins: Sequence
         version=metadata.version("octavo"),
         description="The OpenAI-compatible API of Octavo. Errors are those of OpenAI's API.",
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        # A slash too many leads nowhere: behind a proxy with TLS the redirect would send the key on in the clear.
+        redirect_slashes=False,
     )
     for router in routers:
         app.include_router(router)
@@ -46,7 +49,7 @@ def make_app(routers: Sequence[APIRouter], keys: ApiKeys, cors_origins: Sequence
             allow_origins=cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID_HEADER, "retry-after"],
+            expose_headers=[REQUEST_ID_HEADER, "retry-after", "retry-after-ms"],
         )
     page: dict[str, Any] = {}
 

@@ -51,16 +51,17 @@ class Totals:
     """The usage of the prompts of one request."""
 
     def __init__(self) -> None:
-        self._prompt_tokens = self._completion_tokens = 0
+        self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
 
     def add(self, usage: Usage) -> None:
         """Add one prompt's."""
         self._prompt_tokens += usage.prompt_tokens
         self._completion_tokens += usage.completion_tokens
+        self._cached_tokens += usage.cached_tokens
 
-    def fields(self) -> dict[str, int]:
+    def fields(self) -> dict[str, Any]:
         """Return the JSON."""
-        return usage_object(self._prompt_tokens, self._completion_tokens)
+        return usage_object(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
 
 
 @dataclass

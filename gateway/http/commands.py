@@ -81,8 +81,6 @@ def tokenize_input(body: TokenizeRequest) -> Input:
         violations += [FieldViolation(name, "is for messages only") for name in only if getattr(body, name) is not None]
     else:
         violations += [*_check_messages(body.messages), *_check_prompt_mode(body)]
-        if body.add_special_tokens is not None:
-            violations.append(FieldViolation("add_special_tokens", "is for prompt only: a chat template adds its own"))
     _raise(violations)
     if body.messages is None:
         return TextInput(body.prompt or "")
@@ -136,6 +134,11 @@ def _command(
         best_of=body.best_of,
         seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        priority=body.priority,
+        queue_ttl=body.queue_ttl,
+        first_token_target=body.first_token_target,
+        cache_salt=body.cache_salt or "",
+        bypass_cache=bool(body.bypass_cache),
         label=body.user or "",
     )
 

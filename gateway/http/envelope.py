@@ -62,12 +62,13 @@ def extension(asked: Asked) -> dict[str, Any]:
     return added
 
 
-def usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the usage."""
+def usage_object(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Return the usage; `cached_tokens`: of the prompt."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

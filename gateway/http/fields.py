@@ -9,9 +9,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from gateway.http import known
 from gateway.http.known import Unsupported
+from gateway.validation import MAX_LOGIT_BIASES
 
 MAX_PROMPTS = 128
 """Prompts in one request: as many as choices."""
+MAX_UNKNOWN = 32
+"""Unknown fields of one object that are looked at. Every error takes time and memory, and a body has room for millions:
+so of a list, too, only the first bad element is one."""
 
 
 def _unicode(text: str) -> str:
@@ -69,14 +73,25 @@ def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _biases(value: Any) -> Any:
+    # Before its values are looked at: each that is no number would be an error.
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
+        raise ValueError(f"may have at most {MAX_LOGIT_BIASES} entries, has {len(value)}")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_unicode)]
 Uint32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+TokenIds = Annotated[list[Uint32], Field(fail_fast=True)]
 Stop = Annotated[
-    list[Text],
+    Texts,
     BeforeValidator(_one_or_more),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
+LogitBias = Annotated[dict[Text, float], BeforeValidator(_biases)]
 Content = Annotated[
     Text,
     BeforeValidator(_content),
@@ -120,7 +135,12 @@ class _Object(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral(cls, given: Any) -> Any:
-        return known.without_neutral(given, cls.unsupported)
+        if not isinstance(given, dict):
+            return given
+        asked = known.without_neutral(given, cls.unsupported)
+        for name in [name for name in asked if name not in cls.model_fields][MAX_UNKNOWN:]:
+            del asked[name]
+        return asked
 
 
 class StreamOptions(_Object):
@@ -142,6 +162,9 @@ class Message(_Object):
     )
     content: Content | None = _of("Text, or a list of parts of type text, which are joined. May be null for assistant.")
     name: Any = _of("Ignored: templates have no place for it.")
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True)]
 
 
 class Generate(_Object):
@@ -167,12 +190,12 @@ class Generate(_Object):
     repetition_penalty: float | None = _of("Above 0, at most 2. Default: the model's.", exclusiveMinimum=0, maximum=2)
     presence_penalty: float | None = _of("-2 to 2; output. Default 0.", minimum=-2, maximum=2)
     frequency_penalty: float | None = _of("-2 to 2, per occurrence; output. Default 0.", minimum=-2, maximum=2)
-    logit_bias: dict[Text, float] | None = _of("Token ids as texts, each with what is added to its logit, -100 to 100.")
-    bad_words: list[Text] | None = _of("At most 64 texts that the output may not contain.", maxItems=64)
+    logit_bias: LogitBias | None = _of("Token ids as texts, each with what is added to its logit, -100 to 100.")
+    bad_words: Texts | None = _of("At most 64 texts that the output may not contain.", maxItems=64)
     max_tokens: Uint32 | None = _of("Most tokens for each choice; 0 generates nothing.")
     min_tokens: Uint32 | None = _of("Fewest tokens before anything may stop a choice. Default 0.")
     stop: Stop | None = _of("A text, or at most 16, that stop a choice.")
-    stop_token_ids: list[Uint32] | None = _of("At most 64 further token ids that stop a choice.", maxItems=64)
+    stop_token_ids: TokenIds | None = _of("At most 64 further token ids that stop a choice.", maxItems=64)
     ignore_eos: bool | None = _of("True: end-of-sequence tokens are ordinary ones. Default false.")
     include_stop_str_in_output: bool | None = _of("True: what stopped a choice is part of its text. Default false.")
     skip_special_tokens: bool | None = _of("False writes special tokens out as text. Default true.")
@@ -183,6 +206,22 @@ class Generate(_Object):
         "Logprobs of the prompt and this many alternatives, 0 to 20. Default none.", maximum=20
     )
     echo: bool | None = _of("True: the prompt is part of the answer. Default false.")
+    priority: Int32 | None = _of(
+        "-100 to 100: higher goes first, where the scheduler's policy is `priority`. Default 0.",
+        minimum=-100,
+        maximum=100,
+    )
+    queue_ttl: float | None = _of(
+        "Seconds that it may wait before it runs. Default: any.", minimum=0.001, maximum=86_400
+    )
+    first_token_target: float | None = _of(
+        "Seconds to the first token, or it is ended. Default: any.", minimum=0.001, maximum=86_400
+    )
+    cache_salt: Text | None = _of(
+        "Share cached prefixes only with requests of the same salt, at most 128 characters. Default: those without.",
+        maxLength=128,
+    )
+    bypass_cache: bool | None = _of("True: take nothing from the prefix cache, leave nothing in it. Default false.")
     user: Text | None = _of("A label for logs, at most 128 characters.", maxLength=128)
 
 
@@ -199,7 +238,7 @@ class ChatRequest(Generate):
         "service_tier",
     )
 
-    messages: list[Message] = Field(
+    messages: Messages = Field(
         description="The messages, oldest first. At least one.", json_schema_extra={"minItems": 1}
     )
     max_completion_tokens: Uint32 | None = _of("max_tokens by its newer name. Default: what the context leaves.")
@@ -229,7 +268,7 @@ class TokenizeRequest(_Object):
 
     model: Text | None = _of("Name of the model. Default: the only one served.")
     prompt: Text | None = _of("A text; may be empty.")
-    messages: list[Message] | None = _of("A conversation, rendered as for a chat completion.")
+    messages: Messages | None = _of("A conversation, rendered as for a chat completion.")
     add_special_tokens: bool | None = _of("False leaves out what the tokenizer adds; for prompt only. Default true.")
     add_generation_prompt: bool | None = _of("As for a chat completion.")
     continue_final_message: bool | None = _of("As for a chat completion.")
@@ -239,5 +278,5 @@ class DetokenizeRequest(_Object):
     """Tokens to turn into text."""
 
     model: Text | None = _of("Name of the model. Default: the only one served.")
-    tokens: list[Uint32] = Field(description="Token ids; may be empty.")
+    tokens: TokenIds = Field(description="Token ids; may be empty.")
     skip_special_tokens: bool | None = _of("False writes special tokens out as text. Default true.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
@@ -22,8 +22,10 @@ from gateway.http.pages import answers
 from gateway.http.reading import OneReading
 from gateway.http.shapes import ChatCompletion, Completion
 from gateway.http.styles import ChatStyle, CompletionStyle
+from gateway.permits import Permits
 from gateway.requests import GenerateCommand
 from gateway.served_models import ServedModels
+from gateway.validation import count_choices
 from gateway.vocabulary import Vocabulary
 
 
@@ -45,10 +47,13 @@ class Generates(Protocol):
 class GenerationApi:
     """The endpoints that generate."""
 
-    def __init__(self, generator: Generates, models: ServedModels, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, generator: Generates, models: ServedModels, permits: Permits, clock: Callable[[], float]
+    ) -> None:
         """`clock`: seconds, the event loop's."""
         self._generator = generator
         self._models = models
+        self._permits = permits
         self._clock = clock
 
     def router(self) -> APIRouter:
@@ -117,8 +122,17 @@ class GenerationApi:
             ),
             lambda: make_style(self._models.resolve(first.model).tokenizer.vocabulary),
             rename,
+            lambda: self._held(commands),
             streaming=bool(body.stream),
         )
+
+    def _held(self, commands: Sequence[GenerateCommand]) -> AbstractContextManager[None]:
+        """Return the permits of all prompts: with those of some of them nothing could be answered."""
+        if len(commands) > 1:
+            field = "input"
+        else:
+            field = "n" if commands[0].best_of is None else "best_of"
+        return self._permits.held(sum(map(count_choices, commands)), field)
 
 
 def _num_choices(body: Generate) -> int:

@@ -51,10 +51,8 @@ STREAM_OPTIONS: Mapping[str, Unsupported] = {
 _BY_FIELD = {**MESSAGE, **STREAM_OPTIONS, **COMPLETION, **CHAT}
 
 
-def without_neutral(given: Any, unsupported: Mapping[str, Unsupported]) -> Any:
+def without_neutral(given: Mapping[str, Any], unsupported: Mapping[str, Unsupported]) -> dict[str, Any]:
     """Return an object less the unsupported fields whose values ask for nothing; clients send them as defaults."""
-    if not isinstance(given, dict):
-        return given
     return {
         name: value
         for name, value in given.items()

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 
-_GROUP = re.compile(r"(sampling|stopping|output)\.")
-_COMMON = {"include_stop": "include_stop_str_in_output", "request_id": "user"}
+_GROUP = re.compile(r"(sampling|stopping|output|scheduling)\.")
+_COMMON = {
+    "include_stop": "include_stop_str_in_output",
+    "request_id": "user",
+    "cache.salt": "cache_salt",
+    "cache.bypass": "bypass_cache",
+}
 _PROMPT = {"text": "prompt", "token_ids.ids": "prompt", "input": "prompt"}
+PROMPT_FIELDS = frozenset({"text", "token_ids.ids"})
+"""What a completion's prompt is to the domain; where there are several, its place stands behind it in brackets."""
 _CHAT = {"chat": "messages", "input": "messages"}
 
 
@@ -22,7 +29,8 @@ def completion_name(field: str) -> str:
     name = _GROUP.sub("", field, count=1)
     if name == "top_logprobs":
         return "logprobs"
-    return _PROMPT.get(name) or _COMMON.get(name, name)
+    base, bracket, place = name.partition("[")
+    return f"{_PROMPT[base]}{bracket}{place}" if base in _PROMPT else _COMMON.get(name, name)
 
 
 def detokenize_name(field: str) -> str:

@@ -17,11 +17,11 @@ _MEANINGS = {
     401: "The API key is missing or wrong.",
     404: "No such model.",
     413: "The body is too large.",
-    429: "Too much is waiting; Retry-After says when to try again.",
+    429: "Too much is served or waiting; Retry-After says when to try again.",
     499: "An operator cancelled the request.",
     500: "A bug; the server's log has the cause.",
     503: "Nothing runs the model now; Retry-After says when to try again.",
-    504: f"The time that {TIMEOUT_HEADER} gives is up.",
+    504: f"The time that {TIMEOUT_HEADER}, queue_ttl or first_token_target gives is up.",
 }
 _KEY = "bearer"
 _TIMEOUT_PARAMETER = {

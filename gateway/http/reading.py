@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
+from gateway.http.names import PROMPT_FIELDS
 from gateway.requests import Event, GenerateCommand
+from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 
 
 class OneReading(Protocol):
@@ -65,9 +67,12 @@ class _Several:
         self._waiting: asyncio.Queue[tuple[int, list[Event]]] = asyncio.Queue(count)
 
     async def run(self, index: int, open_one: Open, command: GenerateCommand) -> None:
-        async with open_one(command) as reading:
-            while events := await reading.next_events():
-                await self._waiting.put((index, events))
+        try:
+            async with open_one(command) as reading:
+                while events := await reading.next_events():
+                    await self._waiting.put((index, events))
+        except ServiceError as error:
+            raise _of_prompt(error, index) from None
         await self._waiting.put((index, []))
 
     async def next_events(self) -> tuple[int, list[Event]]:
@@ -77,6 +82,17 @@ class _Several:
                 return index, events
             self._num_running -= 1
         return 0, []
+
+
+def _of_prompt(error: ServiceError, index: int) -> ServiceError:
+    """Return an error that says which of the prompts is at fault, where one is."""
+    if not any(each.field in PROMPT_FIELDS for each in error.violations):
+        return error
+    violations = [
+        FieldViolation(f"{each.field}[{index}]", each.description) if each.field in PROMPT_FIELDS else each
+        for each in error.violations
+    ]
+    return invalid_argument(violations, error.metadata)
 
 
 def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:

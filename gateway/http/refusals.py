@@ -30,7 +30,7 @@ def failure_from_validation(errors: Sequence[Mapping[str, Any]]) -> Failure:
             words.append(text)
     parts = [f"{name}: {' or '.join(words)}" if name else " or ".join(words) for name, words in named.items()]
     if len(parts) > _MAX_NAMED:
-        parts[_MAX_NAMED:] = [f"and {len(parts) - _MAX_NAMED} more"]
+        parts[_MAX_NAMED:] = ["and more"]
     code = "invalid_json" if errors[0]["type"] == "json_invalid" else "invalid_request"
     return failure_of_status(400, "; ".join(parts), code, next(iter(named)))
 

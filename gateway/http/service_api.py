@@ -77,8 +77,7 @@ class ServiceApi:
         """Turn a text or a conversation into the tokens that generation would run on."""
         try:
             name, given = body.model or "", tokenize_input(body)
-            add_special_tokens = body.add_special_tokens is not False
-            token_ids = await self._tools.tokenize(name, given, add_special_tokens=add_special_tokens)
+            token_ids = await self._tools.tokenize(name, given, add_special_tokens=body.add_special_tokens)
         except ServiceError as error:
             return _refused(error, chat_name)
         max_model_len = self._max_model_len(name)

@@ -86,12 +86,19 @@ class CompletionChoice(Choice):
     logprobs: CompletionLogprobs | None
 
 
+class PromptTokensDetails(BaseModel):
+    """More about the tokens of the prompt."""
+
+    cached_tokens: int = Field(description="Of the prompt, those that the prefix cache had.")
+
+
 class UsageFields(BaseModel):
     """Tokens of the request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Extension(BaseModel):

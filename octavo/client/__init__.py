@@ -4,7 +4,7 @@ Arrows go one way: clients -> streams -> connections -> converters, discovery ->
 its peer is and how it was found, so that more than one peer concerns nothing above it.
 """
 
-from octavo.client.admin_types import ExecutorInfo, Load, RequestInfo, RequestState
+from octavo.client.admin_types import ExecutorInfo, Load, RequestInfo, RequestState, WaitReason
 from octavo.client.async_client import AsyncAdminClient, AsyncClient
 from octavo.client.async_stream import AsyncGenerateStream
 from octavo.client.errors import (
@@ -20,6 +20,7 @@ from octavo.client.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from octavo.client.kv_types import BlockMap, BlockUse, ExecutorKvState, KvState, SequenceKvState
 from octavo.client.sync_client import AdminClient, Client
 from octavo.client.sync_stream import GenerateStream
 from octavo.client.types import (
@@ -51,6 +52,8 @@ __all__ = [
     "AsyncAdminClient",
     "AsyncClient",
     "AsyncGenerateStream",
+    "BlockMap",
+    "BlockUse",
     "Choice",
     "ChoiceFinished",
     "Client",
@@ -60,6 +63,7 @@ __all__ = [
     "DefaultSampling",
     "Delta",
     "ExecutorInfo",
+    "ExecutorKvState",
     "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
@@ -67,6 +71,7 @@ __all__ = [
     "GenerateStream",
     "InternalServiceError",
     "InvalidArgumentError",
+    "KvState",
     "Load",
     "Message",
     "Messages",
@@ -81,6 +86,7 @@ __all__ = [
     "ResourceExhaustedError",
     "Role",
     "Scores",
+    "SequenceKvState",
     "ServiceError",
     "Started",
     "TokenCount",
@@ -90,4 +96,5 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "Usage",
+    "WaitReason",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from octavo.client import request_convert, response_convert
+from octavo.client import kv_convert, request_convert, response_convert
 from octavo.client.admin_types import Load, RequestInfo
 from octavo.client.async_connection import AsyncConnection
 from octavo.client.async_stream import AsyncGenerateStream
@@ -14,8 +14,10 @@ from octavo.client.client_rpcs import (
     CANCEL_REQUEST,
     COUNT_TOKENS,
     DETOKENIZE,
+    FLUSH_PREFIX_CACHE,
     GENERATE,
     GENERATE_ONCE,
+    GET_KV_STATE,
     GET_LOAD,
     GET_MODEL,
     LIST_MODELS,
@@ -24,7 +26,9 @@ from octavo.client.client_rpcs import (
     TOKENIZE,
 )
 from octavo.client.discovery import ADMIN, GATEWAY, Api, given_api_key
+from octavo.client.kv_types import KvState
 from octavo.client.types import Completion, GenerateOptions, Messages, Model, Prompt, Scores, TokenCount
+from octavo.v1 import admin_pb2
 
 
 class _AsyncClient:
@@ -176,3 +180,32 @@ class AsyncAdminClient(_AsyncClient):
         """Return how busy the cell is and who holds the KV blocks."""
         request = request_convert.get_load_request()
         return response_convert.load_from(await self._connection.unary(GET_LOAD, request, timeout))
+
+    async def get_kv_state(
+        self,
+        executor: str | None = None,
+        *,
+        limit: int = 100,
+        block_ids: bool = False,
+        map_cells: int = 0,
+        timeout: float | None = None,
+    ) -> KvState:
+        """Return who holds which KV blocks, at one executor or at all, and why those that wait do.
+
+        `limit`: most sequences; a thousand are of one moment with the rest, further ones of later moments. `block_ids`
+        tells each one's blocks, `map_cells`, up to 4096, draws each executor's. `timeout`: seconds for each page of a
+        thousand sequences. Raises NotFoundError where the executor has no session.
+        """
+        pages: list[admin_pb2.GetKvStateResponse] = []
+        while (request := kv_convert.kv_state_request(pages, executor, limit, block_ids, map_cells)) is not None:
+            pages.append(await self._connection.unary(GET_KV_STATE, request, timeout))
+        return kv_convert.kv_state_from(pages, limit)
+
+    async def flush_prefix_cache(self, executor: str | None = None, *, timeout: float | None = None) -> int:
+        """Forget what the prefix cache of one executor holds, or of all; return how many blocks became free.
+
+        Who comes next computes its whole prompt; who runs keeps its blocks. Raises NotFoundError where the executor
+        has no session.
+        """
+        request = kv_convert.flush_prefix_cache_request(executor)
+        return (await self._connection.unary(FLUSH_PREFIX_CACHE, request, timeout)).freed_blocks

@@ -49,6 +49,10 @@ GET_MODEL = Rpc(MODEL_SERVICE, "GetModel", model_pb2.GetModelRequest, model_pb2.
 LIST_REQUESTS = Rpc(ADMIN_SERVICE, "ListRequests", admin_pb2.ListRequestsRequest, admin_pb2.ListRequestsResponse)
 CANCEL_REQUEST = Rpc(ADMIN_SERVICE, "CancelRequest", admin_pb2.CancelRequestRequest, admin_pb2.CancelRequestResponse)
 GET_LOAD = Rpc(ADMIN_SERVICE, "GetLoad", admin_pb2.GetLoadRequest, admin_pb2.GetLoadResponse)
+GET_KV_STATE = Rpc(ADMIN_SERVICE, "GetKvState", admin_pb2.GetKvStateRequest, admin_pb2.GetKvStateResponse)
+FLUSH_PREFIX_CACHE = Rpc(
+    ADMIN_SERVICE, "FlushPrefixCache", admin_pb2.FlushPrefixCacheRequest, admin_pb2.FlushPrefixCacheResponse
+)
 
 ALL_RPCS: tuple[Rpc[Any, Any], ...] = (
     GENERATE,
@@ -62,6 +66,8 @@ ALL_RPCS: tuple[Rpc[Any, Any], ...] = (
     LIST_REQUESTS,
     CANCEL_REQUEST,
     GET_LOAD,
+    GET_KV_STATE,
+    FLUSH_PREFIX_CACHE,
 )
 
 # Sent again after an answer that was lost, CancelRequest would report that there is no such request.

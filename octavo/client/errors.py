@@ -23,7 +23,11 @@ class UnavailableError(ServiceError):
 
 
 class DeadlineExceededError(ServiceError):
-    """The call's timeout passed first. The request was cancelled."""
+    """A limit of time passed first, or could no longer be kept; the request was ended.
+
+    `reason`: DEADLINE for the call's timeout, QUEUE_TTL, FIRST_TOKEN_TARGET. Where this side's own timer was the first,
+    the reason is DEADLINE_EXCEEDED.
+    """
 
 
 class ResourceExhaustedError(ServiceError):
@@ -69,6 +73,8 @@ ERROR_CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
 }
 """The class of each status code. Any other code raises ServiceError itself."""
 
+_DEADLINE = "DEADLINE"
+"""The service's reason where it was the call's own deadline that passed."""
 START_HINT = "`octavo up MODEL` starts a cell, `octavo doctor` says what runs"
 _CONNECT_FAILED = re.compile(r"failed to connect|DNS resolution failed|connection attempt timed out", re.IGNORECASE)
 _SYSTEM_REASON = re.compile(r"connect: (.+?) \(\d+\)")
@@ -121,7 +127,9 @@ def _message(error: ServiceError, call: CallInfo) -> str:
     # A peer of ours always gives a reason; where it is the bare code, the words are the transport's.
     is_from_transport = error.reason == error.code.name
     match error.code:
-        case grpc.StatusCode.DEADLINE_EXCEEDED if call.timeout is not None:
+        case grpc.StatusCode.DEADLINE_EXCEEDED if call.timeout is not None and (
+            is_from_transport or error.reason == _DEADLINE
+        ):
             # Whose timer fires first is chance, so the words do not depend on it.
             return f"the call was not complete within its timeout of {call.timeout:g} s; give it a longer one"
         case grpc.StatusCode.UNAVAILABLE if is_from_transport:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from google.protobuf import duration_pb2
 from google.protobuf.descriptor import FieldDescriptor
 
 from octavo.client.errors import InvalidArgumentError, invalid
@@ -14,9 +15,11 @@ from octavo.rpc.errors import FieldViolation, invalid_argument
 from octavo.v1 import admin_pb2, inference_pb2, model_pb2
 
 _REQUESTS_A_PAGE = 1000
-_GROUPS = ("sampling", "stopping", "output")
+_GROUPS = ("sampling", "stopping", "output", "scheduling")
 _TOP_LEVEL = ("model", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens")
 _OF_CHATS = "continue_final_message"
+# Their fields are named within the message that they stand in.
+_OF_CACHE = {"cache_salt": "salt", "bypass_cache": "bypass"}
 _ROLES = {
     "system": inference_pb2.CHAT_ROLE_SYSTEM,
     "user": inference_pb2.CHAT_ROLE_USER,
@@ -24,7 +27,12 @@ _ROLES = {
 }
 # Sequences of numbers too, by Python's book; given as a prompt they are text that nobody decoded.
 _BYTES = bytes | bytearray | memoryview
-_WHOLE_NUMBERS = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
+_WHOLE_NUMBERS = {
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+}
+_DURATION = "google.protobuf.Duration"
 
 
 def _fields_by_option() -> dict[str, tuple[str, Any]]:
@@ -33,7 +41,8 @@ def _fields_by_option() -> dict[str, tuple[str, Any]]:
     for group in _GROUPS:
         for field in request.fields_by_name[group].message_type.fields:
             fields[field.name] = (group, field)
-    return fields
+    cache = request.fields_by_name["cache"].message_type
+    return fields | {option: ("cache", cache.fields_by_name[name]) for option, name in _OF_CACHE.items()}
 
 
 OPTION_FIELDS = _fields_by_option()
@@ -54,17 +63,11 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.
         group, field = OPTION_FIELDS[name]
         if value is None:
             continue
-        target = getattr(request, group) if group else request
         try:
-            if isinstance(value, Mapping):
-                for token_id, bias in value.items():
-                    getattr(target, name).add(token_id=token_id, bias=bias)
-            elif isinstance(value, Sequence) and not isinstance(value, str):
-                getattr(target, name).extend(value)
-            else:
-                setattr(target, name, value)
+            _set(getattr(request, group) if group else request, field, value)
         except (ValueError, OverflowError):
-            violations.append(FieldViolation(f"{group}.{name}" if group else name, f"{_range(field)}, is {value!r}"))
+            path = f"{group}.{field.name}" if group else field.name
+            violations.append(FieldViolation(path, f"{_range(field)}, is {value!r}"))
         except (TypeError, AttributeError):
             raise TypeError(f"{name}={value!r} is of the wrong type: {_range(field)}") from None
     if violations:
@@ -159,6 +162,32 @@ def get_load_request() -> admin_pb2.GetLoadRequest:
     return admin_pb2.GetLoadRequest()
 
 
+def _set(target: Any, field: Any, value: object) -> None:
+    """Set a field. Raises what protobuf raises for a value that does not fit it."""
+    if _is_duration(field):
+        getattr(target, field.name).CopyFrom(_duration(value))
+    elif isinstance(value, Mapping):
+        for token_id, bias in value.items():
+            getattr(target, field.name).add(token_id=token_id, bias=bias)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        getattr(target, field.name).extend(value)
+    else:
+        setattr(target, field.name, value)
+
+
+def _duration(seconds: object) -> duration_pb2.Duration:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError("a length of time is a number of seconds")
+    duration = duration_pb2.Duration()
+    # Raises for what is no number, and for what a Duration cannot hold.
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def _is_duration(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.full_name == _DURATION
+
+
 def _set_text_or_chat(
     request: inference_pb2.TokenizeRequest | inference_pb2.CountTokensRequest, prompt: str | Messages
 ) -> None:
@@ -237,13 +266,15 @@ def _extend(field: str, ids: Any, values: Sequence[int]) -> None:
 
 
 def _range(field: Any) -> str:
+    if _is_duration(field):
+        return "must be a number of seconds"
     if field.message_type is not None:
         return "must be a mapping of token ids to numbers"
     if field.is_repeated and field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return "must be a list of valid Unicode texts"
-    most = _WHOLE_NUMBERS.get(field.cpp_type)
-    if most is not None:
-        return f"must be {'whole numbers' if field.is_repeated else 'a whole number'} from 0 to {most}"
+    if (bounds := _WHOLE_NUMBERS.get(field.cpp_type)) is not None:
+        least, most = bounds
+        return f"must be {'whole numbers' if field.is_repeated else 'a whole number'} from {least} to {most}"
     kinds = {FieldDescriptor.CPPTYPE_FLOAT: "a number", FieldDescriptor.CPPTYPE_BOOL: "true or false"}
     return f"must be {kinds.get(field.cpp_type, 'valid Unicode text')}"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.client.admin_types import ExecutorInfo, Load, RequestInfo, RequestState
+from octavo.client.admin_types import ExecutorInfo, Load, RequestInfo
+from octavo.client.kv_convert import state_from, wait_reason_from
 from octavo.client.types import (
     Choice,
     ChoiceFinished,
@@ -27,10 +28,6 @@ from octavo.v1 import admin_pb2, inference_pb2, model_pb2
 _REASONS = {
     inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-}
-_STATES = {
-    admin_pb2.REQUEST_STATE_WAITING: RequestState.WAITING,
-    admin_pb2.REQUEST_STATE_RUNNING: RequestState.RUNNING,
 }
 
 
@@ -101,7 +98,7 @@ def request_info_from(message: admin_pb2.RequestInfo) -> RequestInfo:
         label=message.label,
         model=message.model,
         tenant=message.tenant,
-        state=_STATES.get(message.state, RequestState.UNKNOWN),
+        state=state_from(message.state),
         prompt_tokens=message.prompt_tokens,
         completion_tokens=message.completion_tokens,
         live_choices=message.live_choices,
@@ -109,6 +106,10 @@ def request_info_from(message: admin_pb2.RequestInfo) -> RequestInfo:
         executors=tuple(message.executors),
         age=message.age.ToNanoseconds() / 1e9,
         remaining_deadline=message.remaining_deadline.ToNanoseconds() / 1e9 if has_deadline else None,
+        wait_reason=wait_reason_from(message.wait_reason),
+        cached_tokens=message.cached_tokens,
+        priority=message.priority,
+        preemptions=message.preemptions,
     )
 
 
@@ -124,6 +125,11 @@ def load_from(message: admin_pb2.GetLoadResponse) -> Load:
             steps=each.steps,
             total_blocks=each.total_blocks,
             free_blocks=each.free_blocks,
+            owned_blocks=each.owned_blocks,
+            cached_blocks=each.cached_blocks,
+            pinned_blocks=each.pinned_blocks,
+            reserved_blocks=each.reserved_blocks,
+            waiting_sequences=each.waiting_sequences,
         )
         for each in message.executors
     )
@@ -146,6 +152,7 @@ def _started(message: inference_pb2.Started) -> Started:
         seed=message.seed,
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
+        cached_tokens=message.cached_tokens,
     )
 
 
@@ -180,7 +187,7 @@ def _prompt(message: inference_pb2.Prompt) -> PromptTokens:
 
 
 def _usage(message: inference_pb2.Usage) -> Usage:
-    return Usage(message.prompt_tokens, message.completion_tokens)
+    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_tokens)
 
 
 def _logprobs(messages: Iterable[inference_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:

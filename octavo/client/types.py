@@ -78,6 +78,16 @@ class GenerateOptions(TypedDict, total=False):
     """Seed of the sampling noise, an unsigned 64-bit number. Default: drawn by the gateway, told in Started."""
     truncate_prompt_tokens: int | None
     """Keep this many last tokens of the prompt, where it has more."""
+    priority: int | None
+    """-100 to 100: higher goes first where the scheduler's policy is `priority`; other policies ignore it."""
+    queue_ttl: float | None
+    """Seconds that it may wait before it runs, 0.001 to 86400. Default: any."""
+    first_token_target: float | None
+    """Seconds from the gateway's acceptance to the first token, 0.001 to 86400; without one by then it is ended."""
+    cache_salt: str | None
+    """Share cached prefixes only with requests of the same salt, at most 128 characters."""
+    bypass_cache: bool | None
+    """True: nothing is taken from the prefix cache, and nothing left in it. The output is the same."""
     request_id: str | None
     """A label of the caller's own for logs, at most 128 characters."""
     continue_final_message: bool | None
@@ -97,6 +107,8 @@ class Started:
     prompt_tokens: int
     max_tokens: int
     """Most tokens each choice can get."""
+    cached_tokens: int = 0
+    """Of the prompt, those in the prefix cache when it was accepted; Usage has the figure that came of it."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +181,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt, those that the prefix cache had, so that they were not computed."""
 
 
 @dataclass(frozen=True)

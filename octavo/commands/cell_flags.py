@@ -17,12 +17,12 @@ def add_cell_flags(parser: argparse.ArgumentParser) -> None:
     for each in _passed_on():
         setting = each.metadata["octavo"]
         default = "" if each.default is None else f" [default: {each.default}]"
-        is_switch = each.default is False
         parser.add_argument(
             f"--{each.name.replace('_', '-')}",
+            *setting.aliases,
             metavar="VALUE",
-            nargs="?" if is_switch else None,
-            const="true" if is_switch else None,
+            nargs=None if setting.alone is None else "?",
+            const=setting.alone,
             help=(setting.help + default).replace("%", "%%"),
         )
 

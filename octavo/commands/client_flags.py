@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from octavo.commands.numbers import number, whole_number
+from octavo.commands.numbers import number, text, whole_number
 from octavo.rpc.settings import parse_address
 
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ _SAMPLING: tuple[tuple[str, Callable[[str], float], str, str], ...] = (
     ("seed", whole_number(0, 2**64 - 1), "N", "the same seed gives the same output"),
     ("max_tokens", whole_number(1, _MOST_TOKENS), "N", "most tokens to write"),
     ("min_tokens", whole_number(0, _MOST_TOKENS), "N", "fewest tokens to write"),
+)
+_SECONDS = number(0.001, 86_400)
+_SCHEDULING: tuple[tuple[str, Callable[[str], object], str, str], ...] = (
+    ("priority", whole_number(-100, 100), "N", "-100 to 100: higher goes first where the policy is `priority`"),
+    ("queue_ttl", _SECONDS, "SECONDS", "give up where it has not run by then"),
+    ("first_token_target", _SECONDS, "SECONDS", "give up where there is no token by then"),
+    ("cache_salt", text(128), "TEXT", "share cached prefixes only with requests of the same salt"),
 )
 
 
@@ -50,7 +57,10 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None = None) -> None:
-    """Declare a flag for each option of sampling and stopping. `max_tokens`: default; None: what the context leaves."""
+    """Declare a flag for each option of sampling, stopping, scheduling and cache.
+
+    `max_tokens`: default; None: what the context leaves.
+    """
     group = parser.add_argument_group("sampling", "What is left out takes the model's own default.")
     for name, parse, metavar, meaning in _SAMPLING:
         default = None
@@ -59,11 +69,22 @@ def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None =
             meaning += f" [default: {max_tokens or 'what is left of the context'}]"
         group.add_argument(f"--{name.replace('_', '-')}", type=parse, default=default, metavar=metavar, help=meaning)
     group.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop where the model would")
+    _add_scheduling_flags(parser)
+
+
+def _add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "scheduling and cache", "What is left out: in its turn, with every shared prefix."
+    )
+    for name, parse, metavar, meaning in _SCHEDULING:
+        group.add_argument(f"--{name.replace('_', '-')}", type=parse, metavar=metavar, help=meaning)
+    meaning = "take nothing from the prefix cache, leave nothing in it"
+    group.add_argument("--bypass-cache", action="store_true", default=None, help=meaning)
 
 
 def options_of(args: argparse.Namespace) -> GenerateOptions:
-    """Return what the user gave of model and sampling, as `AsyncClient.generate` takes it."""
-    names = ("model", "ignore_eos", *(name for name, *_ in _SAMPLING))
+    """Return what the user gave of model, sampling, scheduling and cache, as `AsyncClient.generate` takes it."""
+    names = ("model", "ignore_eos", "bypass_cache", *(name for name, *_ in (*_SAMPLING, *_SCHEDULING)))
     given = {name: getattr(args, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}  # type: ignore[return-value]
 

@@ -52,19 +52,33 @@ def summary(load: Load, style: Style) -> str:
     )
     if not load.executors:
         return f"{cell}\nno executor is ready"
-    head = ["executor", "model", "running", "in flight", "steps", "blocks used", "free", "total", "usage"]
+    head = [
+        "executor",
+        "model",
+        "running",
+        "waiting",
+        "in flight",
+        "steps",
+        "owned",
+        "cached",
+        "free",
+        "total",
+        "usage",
+    ]
     rows = [
         [
             each.address,
             each.model,
             str(each.running_sequences),
+            str(each.waiting_sequences),
             str(each.steps_in_flight),
             str(each.steps),
-            str(each.total_blocks - each.free_blocks),
+            str(each.owned_blocks),
+            str(each.cached_blocks),
             str(each.free_blocks),
             str(each.total_blocks),
-            share(each.total_blocks - each.free_blocks, each.total_blocks),
+            share(each.owned_blocks, each.total_blocks),
         ]
         for each in load.executors
     ]
-    return f"{cell}\n\n{table(head, rows, align='llrrrrrrr', style=style)}"
+    return f"{cell}\n\n{table(head, rows, align='llrrrrrrrrr', style=style)}"

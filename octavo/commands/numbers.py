@@ -1,4 +1,4 @@
-"""Numbers of flags, for argparse, which itself names neither the range nor what it wants."""
+"""Numbers and texts of flags, for argparse, which itself names neither the range nor what it wants."""
 
 from __future__ import annotations
 
@@ -33,5 +33,21 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
         if not is_number or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}, is {text!r}")
         return int(text)
+
+    return parse
+
+
+def text(most_characters: int) -> Callable[[str], str]:
+    """Return a parser of texts of so many characters, all of them such that they can be sent."""
+
+    def parse(value: str) -> str:
+        if not 1 <= len(value) <= most_characters:
+            wanted = f"a text of 1 to {most_characters} characters"
+            raise argparse.ArgumentTypeError(f"must be {wanted}, has {len(value)}")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise argparse.ArgumentTypeError("must be valid UTF-8 text") from None
+        return value
 
     return parse

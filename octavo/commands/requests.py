@@ -67,14 +67,18 @@ def listing(requests: Sequence[RequestInfo], style: Style) -> str:
 
     if not requests:
         return "no live requests"
-    head = ["id", "state", "model", "prompt", "output", "blocks", "age", "left", "executors", "label"]
+    head = ["id", "state", "why it waits", "model", "tenant", "prompt", "output", "cached", "blocks"]
+    head += ["age", "left", "executors", "label"]
     rows = [
         [
             each.request_id,
             each.state.value,
+            each.wait_reason.value if each.wait_reason else "-",
             each.model,
+            each.tenant or "-",
             str(each.prompt_tokens),
             str(each.completion_tokens),
+            str(each.cached_tokens),
             str(each.kv_blocks),
             duration(each.age),
             "-" if each.remaining_deadline is None else duration(each.remaining_deadline),
@@ -83,7 +87,7 @@ def listing(requests: Sequence[RequestInfo], style: Style) -> str:
         ]
         for each in requests
     ]
-    return table(head, rows, align="lllrrrrrll", style=style)
+    return table(head, rows, align="lllllrrrrrrll", style=style)
 
 
 def interval(text: str) -> float:

@@ -1,12 +1,13 @@
 """Typed errors: what a service raises, how it crosses the wire, and how a client gets it back.
 
 On the wire an error is a gRPC status whose `grpc-status-details-bin` trailer holds a google.rpc.Status with ErrorInfo,
-BadRequest where fields are at fault, and RetryInfo where another try can help (google/rpc/error_details.proto).
+BadRequest where fields are at fault, and RetryInfo where another try can help (google/rpc/error_details.proto). All of
+it travels in trailers, so it is cut to what every client takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,6 +17,12 @@ from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "octavo"
 _DETAILS_KEY = "grpc-status-details-bin"
+# A client that nobody has configured takes 8 KiB of trailers for certain, and fails calls with more at random. The
+# message is there twice, once percent-encoded and once with the violations in base64, which adds a third.
+_MAX_MESSAGE_BYTES = 1000
+_MAX_VIOLATION_BYTES = 3500
+_VIOLATION_OVERHEAD = 8
+_MORE = " ..."
 _CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -75,13 +82,16 @@ def number_from_code(code: grpc.StatusCode) -> int:
 
 
 def to_rpc_status(error: ServiceError) -> status_pb2.Status:
-    """Return the google.rpc.Status of an error, details included."""
-    status = status_pb2.Status(code=number_from_code(error.code), message=error.message)
+    """Return the google.rpc.Status of an error, details included.
+
+    A long message ends early, with "...", and of very many violations only the first are there.
+    """
+    status = status_pb2.Status(code=number_from_code(error.code), message=_shortened(error.message))
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     status.details.append(_pack(info))
     if error.violations:
         bad_request = error_details_pb2.BadRequest()
-        for violation in error.violations:
+        for violation in _first_violations(error.violations):
             bad_request.field_violations.add(field=violation.field, description=violation.description)
         status.details.append(_pack(bad_request))
     if error.retry_delay is not None:
@@ -93,10 +103,11 @@ def to_rpc_status(error: ServiceError) -> status_pb2.Status:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:
     """End a call with an error. Does not return: grpc raises to unwind the handler."""
-    trailer = (_DETAILS_KEY, to_rpc_status(error).SerializeToString())
+    status = to_rpc_status(error)
+    trailer = (_DETAILS_KEY, status.SerializeToString())
     # The trailers that the handler set before must survive.
     earlier = tuple(context.trailing_metadata() or ())
-    await context.abort(error.code, error.message, (*earlier, trailer))
+    await context.abort(error.code, status.message, (*earlier, trailer))
     raise AssertionError("abort returned")
 
 
@@ -131,6 +142,27 @@ def _from_rpc_status(code: grpc.StatusCode, message: str, status: status_pb2.Sta
         violations=[FieldViolation(each.field, each.description) for each in bad_request.field_violations],
         retry_delay=retry_delay,
     )
+
+
+def _shortened(message: str) -> str:
+    """Return as much of a message as trailers are to hold, whole characters and, where it has parts, whole parts."""
+    room = _MAX_MESSAGE_BYTES
+    for index, character in enumerate(message):
+        # Bytes as gRPC encodes them: all but printable ASCII takes three characters a byte.
+        room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
+        if room < 0:
+            kept = message[:index]
+            return (kept.rpartition("; ")[0] or kept) + _MORE
+    return message
+
+
+def _first_violations(violations: Sequence[FieldViolation]) -> Iterator[FieldViolation]:
+    room = _MAX_VIOLATION_BYTES
+    for violation in violations:
+        room -= len(violation.field.encode()) + len(violation.description.encode()) + _VIOLATION_OVERHEAD
+        if room < 0:
+            return
+        yield violation
 
 
 def _pack(message: Any) -> any_pb2.Any:

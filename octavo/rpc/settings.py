@@ -44,6 +44,8 @@ class _Meta:
     choices: tuple[str, ...] | None
     least: float | None
     most: float | None
+    alone: str | None
+    aliases: tuple[str, ...]
 
 
 def setting(
@@ -55,15 +57,21 @@ def setting(
     choices: tuple[str, ...] | None = None,
     least: float | None = None,
     most: float | None = None,
+    alone: str | None = None,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
     """Declare a field of a settings class.
 
     `per_program`: its variable carries the program's name (OCTAVO_GATEWAY_PORT), since programs on one machine differ
     in it; else all programs share the variable (OCTAVO_MODEL). `parse` turns the text into the value and raises
-    ValueError with what it wants; without it the field's type does. `least` and `most` bound numbers. Without a default
-    the setting is required.
+    ValueError with what it wants; without it the field's type does. `least` and `most` bound numbers. `alone` is what
+    the flag without a value stands for, `aliases` are further spellings of it. Without a default the setting is
+    required.
     """
-    return field(default=default, metadata={"octavo": _Meta(help, per_program, parse, choices, least, most)})
+    if default is False:
+        alone = "true"
+    meta = _Meta(help, per_program, parse, choices, least, most, alone, aliases)
+    return field(default=default, metadata={"octavo": meta})
 
 
 def parse_bytes(text: str) -> int:
@@ -166,10 +174,10 @@ def _parser(settings_class: type[Settings]) -> argparse.ArgumentParser:
         note = f"{meta.help} [{variable_of(settings_class, each.name)}"
         required = each.default is dataclasses.MISSING
         note += "; required]" if required else f"; default: {'none' if each.default is None else each.default}]"
-        is_switch = _type_of(settings_class, each) is bool
-        extra: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
+        extra: dict[str, Any] = {} if meta.alone is None else {"nargs": "?", "const": meta.alone}
         note = note.replace("%", "%%")
-        parser.add_argument(_flag(each.name), dest=each.name, help=note, metavar=each.name.upper(), **extra)
+        flags = _flag(each.name), *meta.aliases
+        parser.add_argument(*flags, dest=each.name, help=note, metavar=each.name.upper(), **extra)
     return parser
 
 

@@ -34,6 +34,7 @@ class Answer:
     text: str = ""
     num_tokens: int = 0
     prompt_tokens: int | None = None
+    cached_tokens: int = 0
     seed: int | None = None
     reason: FinishReason | None = None
     """Why it ended; None while it has not, or where it was broken off."""
@@ -60,7 +61,8 @@ class Answer:
         """Return the token counts and times in one line."""
         parts = [f"{counted(self.num_tokens, 'token')} written"]
         if self.prompt_tokens is not None:
-            parts.append(f"prompt {self.prompt_tokens}")
+            cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
+            parts.append(f"prompt {self.prompt_tokens}{cached}")
         if self.num_tokens:
             parts.append(f"first token {1000 * (self.first_at - self.asked_at):.0f} ms")
         if self.tokens_per_second is not None:
@@ -82,5 +84,5 @@ async def stream_answer(
         answer.take(delta, clock())
         answer.prompt_tokens, answer.seed = stream.started.prompt_tokens, stream.started.seed
         write(delta.text)
-    answer.prompt_tokens = stream.usage.prompt_tokens
+    answer.prompt_tokens, answer.cached_tokens = stream.usage.prompt_tokens, stream.usage.cached_tokens
     answer.reason = stream.choices[0].reason

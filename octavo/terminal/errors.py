@@ -45,6 +45,9 @@ _HINT_BY_REASON: Mapping[str, str] = {
     "UNKNOWN_MODEL": "no executor has announced it yet: wait and repeat; `octavo load` lists the executors",
     "EXCEEDS_KV_MEMORY": "lower --max-tokens, or serve the model with more --kv-memory",
     "MODEL_REVISION_MISMATCH": "restart gateway and executors on the same prepared model",
+    "TOO_MANY_REQUESTS": "the gateway serves as much as it may (--max-requests): repeat it in a moment",
+    "QUEUE_TTL": "it waits in the queue for others: repeat it later or with a larger --queue-ttl",
+    "FIRST_TOKEN_TARGET": "others go first, or the prompt is long: a larger --first-token-target gives it more time",
     "CANCELLED_BY_OPERATOR": "somebody cancelled it by `octavo cancel`",
 }
 _HINT_BY_CODE: Mapping[grpc.StatusCode, str] = {
@@ -55,7 +58,7 @@ _HINT_BY_CODE: Mapping[grpc.StatusCode, str] = {
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO)
 """What the system says of a disk or folder that cannot be used. It is nobody's defect."""
 _INPUT_FIELDS = ("text", "token_ids.ids", "chat.messages")
-_FLAG_FIELDS = ("sampling.", "stopping.", "seed")
+_FLAG_FIELDS = ("sampling.", "stopping.", "scheduling.", "seed")
 """Where the fields of a request come from flags: sampling.top_p is --top-p."""
 
 

@@ -25,31 +25,49 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\"<\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x14ListRequestsResponse\x12(\n\x08requests\x18\x01 \x03(\x0b\x32\x16.octavo.v1.RequestInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xc4\x02\n\x0bRequestInfo\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\r\x12\x14\n\x0clive_choices\x18\x08 \x01(\r\x12\x11\n\tkv_blocks\x18\t \x01(\r\x12\x11\n\texecutors\x18\n \x03(\t\x12&\n\x03\x61ge\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12remaining_deadline\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\"*\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x17\n\x15\x43\x61ncelRequestResponse\"\x10\n\x0eGetLoadRequest\"\xbf\x01\n\x0fGetLoadResponse\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x15\n\rlive_requests\x18\x02 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x03 \x01(\r\x12\x19\n\x11running_sequences\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x10\n\x08gateways\x18\x06 \x01(\r\x12*\n\texecutors\x18\x07 \x03(\x0b\x32\x17.octavo.v1.ExecutorInfo\"\xb1\x01\n\x0c\x45xecutorInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11running_sequences\x18\x04 \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x08 \x01(\r*c\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x32\xf5\x01\n\x0c\x41\x64minService\x12O\n\x0cListRequests\x12\x1e.octavo.v1.ListRequestsRequest\x1a\x1f.octavo.v1.ListRequestsResponse\x12R\n\rCancelRequest\x12\x1f.octavo.v1.CancelRequestRequest\x1a .octavo.v1.CancelRequestResponse\x12@\n\x07GetLoad\x12\x19.octavo.v1.GetLoadRequest\x1a\x1a.octavo.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\"<\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x14ListRequestsResponse\x12(\n\x08requests\x18\x01 \x03(\x0b\x32\x16.octavo.v1.RequestInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xae\x03\n\x0bRequestInfo\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\r\x12\x14\n\x0clive_choices\x18\x08 \x01(\r\x12\x11\n\tkv_blocks\x18\t \x01(\r\x12\x11\n\texecutors\x18\n \x03(\t\x12&\n\x03\x61ge\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12remaining_deadline\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x0bwait_reason\x18\r \x01(\x0e\x32\x15.octavo.v1.WaitReason\x12\x15\n\rcached_tokens\x18\x0e \x01(\r\x12\x10\n\x08priority\x18\x0f \x01(\x11\x12\x13\n\x0bpreemptions\x18\x10 \x01(\r\"*\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x17\n\x15\x43\x61ncelRequestResponse\"\x10\n\x0eGetLoadRequest\"\xbf\x01\n\x0fGetLoadResponse\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x15\n\rlive_requests\x18\x02 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x03 \x01(\r\x12\x19\n\x11running_sequences\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\x12\x10\n\x08gateways\x18\x06 \x01(\r\x12*\n\texecutors\x18\x07 \x03(\x0b\x32\x17.octavo.v1.ExecutorInfo\"\xa9\x02\n\x0c\x45xecutorInfo\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11running_sequences\x18\x04 \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x08 \x01(\r\x12\x14\n\x0cowned_blocks\x18\t \x01(\r\x12\x15\n\rcached_blocks\x18\n \x01(\r\x12\x15\n\rpinned_blocks\x18\x0b \x01(\r\x12\x17\n\x0freserved_blocks\x18\x0c \x01(\r\x12\x19\n\x11waiting_sequences\x18\r \x01(\r\"r\n\x11GetKvStateRequest\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x11\n\tblock_ids\x18\x04 \x01(\x08\x12\x11\n\tmap_cells\x18\x05 \x01(\r\"\xb0\x01\n\x12GetKvStateResponse\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12-\n\texecutors\x18\x02 \x03(\x0b\x32\x1a.octavo.v1.ExecutorKvState\x12-\n\tsequences\x18\x03 \x03(\x0b\x32\x1a.octavo.v1.SequenceKvState\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x17\n\x0fnext_page_token\x18\x05 \x01(\t\"\x88\x04\n\x0f\x45xecutorKvState\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\r\x12\x14\n\x0cowned_blocks\x18\x07 \x01(\r\x12\x15\n\rcached_blocks\x18\x08 \x01(\r\x12\x15\n\rpinned_blocks\x18\t \x01(\r\x12\x17\n\x0freserved_blocks\x18\n \x01(\r\x12\x14\n\x0c\x66illed_slots\x18\x0b \x01(\x04\x12\x15\n\rpending_slots\x18\x0c \x01(\x04\x12\x1e\n\x16internal_fragmentation\x18\r \x01(\x01\x12\x14\n\x0ctable_blocks\x18\x0e \x01(\x04\x12\x16\n\x0esharing_factor\x18\x0f \x01(\x01\x12\x15\n\rmax_model_len\x18\x10 \x01(\r\x12\x19\n\x11\x63ontiguous_blocks\x18\x11 \x01(\x04\x12\x19\n\x11\x63ontiguous_saving\x18\x12 \x01(\x01\x12\x19\n\x11running_sequences\x18\x13 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x14 \x01(\r\x12&\n\tblock_map\x18\x15 \x01(\x0b\x32\x13.octavo.v1.BlockMap\"G\n\x08\x42lockMap\x12\x17\n\x0f\x62locks_per_cell\x18\x01 \x01(\r\x12\"\n\x05\x63\x65lls\x18\x02 \x03(\x0e\x32\x13.octavo.v1.BlockUse\"\xb4\x03\n\x0fSequenceKvState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\r\n\x05label\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x06 \x01(\t\x12&\n\x05state\x18\x07 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12*\n\x0bwait_reason\x18\x08 \x01(\x0e\x32\x15.octavo.v1.WaitReason\x12\x15\n\rprompt_tokens\x18\t \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\n \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x0b \x01(\r\x12\x15\n\rcached_tokens\x18\x0c \x01(\r\x12\x0e\n\x06\x62locks\x18\r \x01(\r\x12\x15\n\rshared_blocks\x18\x0e \x01(\r\x12\x11\n\tblock_ids\x18\x0f \x03(\r\x12\x13\n\x0bpreemptions\x18\x10 \x01(\r\x12&\n\x03\x61ge\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08priority\x18\x12 \x01(\x11\"+\n\x17\x46lushPrefixCacheRequest\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\"0\n\x18\x46lushPrefixCacheResponse\x12\x14\n\x0c\x66reed_blocks\x18\x01 \x01(\r*c\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02*\xa1\x02\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19WAIT_REASON_BEHIND_OTHERS\x10\x01\x12\x1e\n\x1aWAIT_REASON_NO_FREE_BLOCKS\x10\x02\x12\x1b\n\x17WAIT_REASON_NO_FREE_ROW\x10\x03\x12%\n!WAIT_REASON_PREFIX_BEING_COMPUTED\x10\x04\x12\x1a\n\x16WAIT_REASON_KEPT_APART\x10\x05\x12\x1f\n\x1bWAIT_REASON_STEPS_IN_FLIGHT\x10\x06\x12\x1b\n\x17WAIT_REASON_NO_EXECUTOR\x10\x07\x12\x19\n\x15WAIT_REASON_NEXT_STEP\x10\x08*\x90\x01\n\x08\x42lockUse\x12\x19\n\x15\x42LOCK_USE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x42LOCK_USE_FREE\x10\x01\x12\x14\n\x10\x42LOCK_USE_CACHED\x10\x02\x12\x13\n\x0f\x42LOCK_USE_OWNED\x10\x03\x12\x14\n\x10\x42LOCK_USE_SHARED\x10\x04\x12\x14\n\x10\x42LOCK_USE_PINNED\x10\x05\x32\x9d\x03\n\x0c\x41\x64minService\x12O\n\x0cListRequests\x12\x1e.octavo.v1.ListRequestsRequest\x1a\x1f.octavo.v1.ListRequestsResponse\x12R\n\rCancelRequest\x12\x1f.octavo.v1.CancelRequestRequest\x1a .octavo.v1.CancelRequestResponse\x12@\n\x07GetLoad\x12\x19.octavo.v1.GetLoadRequest\x1a\x1a.octavo.v1.GetLoadResponse\x12I\n\nGetKvState\x12\x1c.octavo.v1.GetKvStateRequest\x1a\x1d.octavo.v1.GetKvStateResponse\x12[\n\x10\x46lushPrefixCache\x12\".octavo.v1.FlushPrefixCacheRequest\x1a#.octavo.v1.FlushPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTSTATE']._serialized_start=1009
-  _globals['_REQUESTSTATE']._serialized_end=1108
+  _globals['_REQUESTSTATE']._serialized_start=2660
+  _globals['_REQUESTSTATE']._serialized_end=2759
+  _globals['_WAITREASON']._serialized_start=2762
+  _globals['_WAITREASON']._serialized_end=3051
+  _globals['_BLOCKUSE']._serialized_start=3054
+  _globals['_BLOCKUSE']._serialized_end=3198
   _globals['_LISTREQUESTSREQUEST']._serialized_start=68
   _globals['_LISTREQUESTSREQUEST']._serialized_end=128
   _globals['_LISTREQUESTSRESPONSE']._serialized_start=130
   _globals['_LISTREQUESTSRESPONSE']._serialized_end=219
   _globals['_REQUESTINFO']._serialized_start=222
-  _globals['_REQUESTINFO']._serialized_end=546
-  _globals['_CANCELREQUESTREQUEST']._serialized_start=548
-  _globals['_CANCELREQUESTREQUEST']._serialized_end=590
-  _globals['_CANCELREQUESTRESPONSE']._serialized_start=592
-  _globals['_CANCELREQUESTRESPONSE']._serialized_end=615
-  _globals['_GETLOADREQUEST']._serialized_start=617
-  _globals['_GETLOADREQUEST']._serialized_end=633
-  _globals['_GETLOADRESPONSE']._serialized_start=636
-  _globals['_GETLOADRESPONSE']._serialized_end=827
-  _globals['_EXECUTORINFO']._serialized_start=830
-  _globals['_EXECUTORINFO']._serialized_end=1007
-  _globals['_ADMINSERVICE']._serialized_start=1111
-  _globals['_ADMINSERVICE']._serialized_end=1356
+  _globals['_REQUESTINFO']._serialized_end=652
+  _globals['_CANCELREQUESTREQUEST']._serialized_start=654
+  _globals['_CANCELREQUESTREQUEST']._serialized_end=696
+  _globals['_CANCELREQUESTRESPONSE']._serialized_start=698
+  _globals['_CANCELREQUESTRESPONSE']._serialized_end=721
+  _globals['_GETLOADREQUEST']._serialized_start=723
+  _globals['_GETLOADREQUEST']._serialized_end=739
+  _globals['_GETLOADRESPONSE']._serialized_start=742
+  _globals['_GETLOADRESPONSE']._serialized_end=933
+  _globals['_EXECUTORINFO']._serialized_start=936
+  _globals['_EXECUTORINFO']._serialized_end=1233
+  _globals['_GETKVSTATEREQUEST']._serialized_start=1235
+  _globals['_GETKVSTATEREQUEST']._serialized_end=1349
+  _globals['_GETKVSTATERESPONSE']._serialized_start=1352
+  _globals['_GETKVSTATERESPONSE']._serialized_end=1528
+  _globals['_EXECUTORKVSTATE']._serialized_start=1531
+  _globals['_EXECUTORKVSTATE']._serialized_end=2051
+  _globals['_BLOCKMAP']._serialized_start=2053
+  _globals['_BLOCKMAP']._serialized_end=2124
+  _globals['_SEQUENCEKVSTATE']._serialized_start=2127
+  _globals['_SEQUENCEKVSTATE']._serialized_end=2563
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_start=2565
+  _globals['_FLUSHPREFIXCACHEREQUEST']._serialized_end=2608
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_start=2610
+  _globals['_FLUSHPREFIXCACHERESPONSE']._serialized_end=2658
+  _globals['_ADMINSERVICE']._serialized_start=3201
+  _globals['_ADMINSERVICE']._serialized_end=3614
 # @@protoc_insertion_point(module_scope)

@@ -50,6 +50,16 @@ class AdminServiceStub(object):
                 request_serializer=octavo_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.GetKvState = channel.unary_unary(
+                '/octavo.v1.AdminService/GetKvState',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.GetKvStateRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.GetKvStateResponse.FromString,
+                _registered_method=True)
+        self.FlushPrefixCache = channel.unary_unary(
+                '/octavo.v1.AdminService/FlushPrefixCache',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.FlushPrefixCacheRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.FlushPrefixCacheResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -78,6 +88,22 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetKvState(self, request, context):
+        """GetKvState accounts for every KV block, and tells what each sequence holds and why those that wait do. An answer is of one
+        moment: its numbers agree. NOT_FOUND where the executor that is asked for has no session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FlushPrefixCache(self, request, context):
+        """FlushPrefixCache forgets what the prefix cache holds: who comes next computes its whole input. Sequences keep their blocks.
+        NOT_FOUND where the executor that is asked for has no session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +121,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.GetLoadRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'GetKvState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetKvState,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.GetKvStateRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.GetKvStateResponse.SerializeToString,
+            ),
+            'FlushPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushPrefixCache,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.FlushPrefixCacheRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.FlushPrefixCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +215,60 @@ class AdminService(object):
             '/octavo.v1.AdminService/GetLoad',
             octavo_dot_v1_dot_admin__pb2.GetLoadRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetKvState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/GetKvState',
+            octavo_dot_v1_dot_admin__pb2.GetKvStateRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.GetKvStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/FlushPrefixCache',
+            octavo_dot_v1_dot_admin__pb2.FlushPrefixCacheRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.FlushPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

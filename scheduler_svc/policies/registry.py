@@ -7,7 +7,11 @@ import inspect
 
 from scheduler_svc.policies.base import BaseScheduler
 
-BUILT_IN = {"fcfs": "scheduler_svc.policies.fcfs:FcfsScheduler"}
+BUILT_IN = {
+    "fcfs": "scheduler_svc.policies.fcfs:FcfsScheduler",
+    "priority": "scheduler_svc.policies.priority:PriorityScheduler",
+    "shortest-first": "scheduler_svc.policies.shortest_first:ShortestFirstScheduler",
+}
 """Short names of the policies that come with the scheduler."""
 
 

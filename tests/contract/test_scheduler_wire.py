@@ -43,7 +43,7 @@ async def test_outputs_are_token_exact_at_every_depth(depth: int) -> None:
             assert gateway.outcomes[counter].accepted == 1
         assert executor.most_unanswered <= depth
         load = await gateway.until_load(lambda load: load.executors[0].num_in_flight == 0)
-        assert load.executors[0].free_blocks == load.executors[0].total_blocks
+        assert load.executors[0].owned_blocks == 0
         assert (load.num_requests, load.num_waiting, load.num_running, load.num_desyncs) == (0, 0, 0, 0)
 
 
@@ -170,7 +170,7 @@ async def test_requests_that_hello_does_not_list_are_cancelled_in_silence() -> N
         later = [output for frame in step_frames(gateway) for output in frame.outputs if output.HasField("end")]
         assert [output.request for output in later] == [2]
         assert len(gateway.frames) > frames_before
-        await gateway.until_load(lambda load: load.executors[0].free_blocks == load.executors[0].total_blocks)
+        await gateway.until_load(lambda load: load.executors[0].owned_blocks == 0)
 
 
 @pytest.mark.asyncio

@@ -38,12 +38,14 @@ class Run:
 
 
 @contextlib.asynccontextmanager
-async def started(command: Command, *args: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start a program with its output on pipes; it does not outlive the block."""
+async def started(
+    command: Command, *args: str, folder: Path | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a program in a folder (default: the tests') with its output on pipes; it does not outlive the block."""
     pipe = asyncio.subprocess.PIPE
     # A user's Python buffers what it writes to a pipe; that it is flushed is for the example to see to.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    process = await asyncio.create_subprocess_exec(*command, *args, stdout=pipe, stderr=pipe, env=environ)
+    process = await asyncio.create_subprocess_exec(*command, *args, stdout=pipe, stderr=pipe, env=environ, cwd=folder)
     try:
         async with asyncio.timeout(TIMEOUT):
             yield process
@@ -54,9 +56,9 @@ async def started(command: Command, *args: str) -> AsyncIterator[asyncio.subproc
         await process.communicate()
 
 
-async def run(command: Command, *args: str) -> Run:
+async def run(command: Command, *args: str, folder: Path | None = None) -> Run:
     """Run a program to its end."""
-    async with started(command, *args) as process:
+    async with started(command, *args, folder=folder) as process:
         stdout, stderr = await process.communicate()
         assert process.returncode is not None
         return Run(stdout.decode(), stderr.decode(), process.returncode)

@@ -1,10 +1,11 @@
-"""The example in Node, its packages installed as its README says, against a real cell."""
+"""The example in Node, its packages installed as its README says, and the pages' own, against a real cell."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from example_programs import (
@@ -16,13 +17,25 @@ from example_programs import (
     check_no_server,
     check_streams,
     check_usage,
+    run,
 )
+from pages import GATEWAY, Block, blocks
 from stack import InProcessStack
+from stack_client import generate, request_for
+
+from octavo.v1 import inference_pb2
 
 # What npm says where a registry cannot be reached or does not have a package. Anything else is the example's fault.
 CANNOT_BE_HAD = re.compile(
     r"npm (?:error|ERR!) code (E(?:NOTFOUND|AI_AGAIN|CONN\w+|TIMEDOUT|NETUNREACH|403|404|TARGET)\b)"
 )
+_QUESTION = re.compile(r"content: '([^']+)'")
+_MAX_TOKENS = re.compile(r"maxTokens: (\d+)")
+
+
+def shown() -> list[Block]:
+    """The JavaScript programs of the pages."""
+    return [block for page in sorted((ROOT / "docs").glob("*.md")) for block in blocks(page, ("js",))]
 
 
 @pytest.fixture(scope="session")
@@ -84,3 +97,22 @@ async def test_no_server_is_an_error_at_once(client: Command) -> None:
 async def test_usage(client: Command) -> None:
     """Wrong arguments are answered with what is right."""
     await check_usage(client)
+
+
+@pytest.mark.asyncio
+async def test_what_the_pages_show(cell: InProcessStack, client: Command) -> None:
+    """Pasted into a file beside the packages and run at the root, each page's program prints the greedy answer."""
+    node, example = Path(client[0]), Path(client[1])
+    programs = shown()
+    assert programs, "docs/api.md has one"
+    for program in programs:
+        question, max_tokens = _QUESTION.search(program.source), _MAX_TOKENS.search(program.source)
+        assert question is not None
+        assert max_tokens is not None
+        request = request_for([], int(max_tokens[1]))
+        request.chat.messages.add(role=inference_pb2.CHAT_ROLE_USER, content=question[1])
+        wanted = (await generate(cell, request)).choices[0].text
+        file = example.with_name("shown.mjs")
+        file.write_text(program.source.replace(GATEWAY, cell.gateway_address))
+        done = await run([node, file], folder=example.parents[2])
+        assert (done.exit_status, done.stdout) == (0, wanted), done.stderr

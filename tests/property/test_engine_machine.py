@@ -13,6 +13,7 @@ from fakes import make_record, make_spec, undisturbed
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from kv_books import check_kv_state
 from strategies import RequestPlan, executor_specs, request_plans
 
 from octavo.rpc.errors import ServiceError
@@ -231,6 +232,11 @@ class EngineMachine(RuleBasedStateMachine):
                 self._run(session, None, {})
             if self.undelivered[session]:
                 self._deliver(session)
+
+    @rule(page_size=st.integers(1, 4), map_cells=st.integers(1, 60))
+    def account_for_blocks(self, page_size: int, map_cells: int) -> None:
+        """What GetKvState tells is what the tables of the sequences add up to, at any moment."""
+        check_kv_state(self.cell, page_size, map_cells)
 
     @rule()
     def flush(self) -> None:

@@ -288,3 +288,5 @@ async def test_cors(tiny_model: PreparedModel) -> None:
         assert "access-control-allow-origin" not in bad.headers
         answer = await http.get("/v1/models", headers={"origin": "https://chat.example"})
         assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+        shown = answer.headers["access-control-expose-headers"].split(", ")
+        assert shown == ["x-request-id", "retry-after", "retry-after-ms"], "what OpenAI's client reads in a page"

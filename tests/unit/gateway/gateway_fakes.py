@@ -34,7 +34,9 @@ QUICK = Backoff(initial=0.01, maximum=0.05)
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Sends what `script` says, a token per choice and step. `auto`: steps by itself, else when `step` is called.
 
-    An operator is told of `listed` and `load`, and can cancel what runs; without `answers_admin` it waits for ever.
+    Of each prompt, so much is cached when it is accepted, and when it runs.
+    An operator is told of `listed`, `load` and `kv_state`, and can cancel what runs; without `answers_admin` it waits
+    for ever.
     """
 
     script: Script = write_again
@@ -44,10 +46,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     accepts: bool = True
     begins_with_welcome: bool = True
     prompt_tokens_a_step: int = 100
+    cached_when_accepted: int = 0
+    cached_when_run: int = 0
     port: int = 0
     answers_admin: bool = True
     listed: list[scheduler_pb2.LiveRequest] = field(default_factory=list)
     load: scheduler_pb2.GetLoadResponse = field(default_factory=scheduler_pb2.GetLoadResponse)
+    kv_state: scheduler_pb2.GetKvStateResponse = field(default_factory=scheduler_pb2.GetKvStateResponse)
     asked: list[Any] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
     received: list[scheduler_pb2.AttachRequest] = field(default_factory=list)
@@ -170,6 +175,20 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._be_asked(request, context)
         return self.load
 
+    async def GetKvState(self, request: Any, context: Any) -> scheduler_pb2.GetKvStateResponse:  # noqa: N802
+        """Tell `kv_state`."""
+        await self._be_asked(request, context)
+        return self.kv_state
+
+    async def FlushPrefixCache(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> scheduler_pb2.FlushPrefixCacheResponse:
+        """Free seven blocks, where the executor is not named "unknown"."""
+        await self._be_asked(request, context)
+        if request.executor == "unknown":
+            raise ServiceError(grpc.StatusCode.NOT_FOUND, "EXECUTOR_NOT_FOUND", "it is not in session")
+        return scheduler_pb2.FlushPrefixCacheResponse(num_freed_blocks=7)
+
     async def _be_asked(self, request: Any, context: Any) -> None:
         self.asked.append((request, context.time_remaining()))
         self._changed.set()
@@ -219,8 +238,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _submit(self, submit: scheduler_pb2.Submit) -> None:
         if submit.request in self.running or not self.accepts:
             return
-        self.running[submit.request] = Running.begin(submit, self.script)
-        self.send(accepted=scheduler_pb2.Accepted(request=submit.request))
+        self.running[submit.request] = Running.begin(submit, self.script, self.cached_when_run)
+        accepted = scheduler_pb2.Accepted(request=submit.request, num_cached_tokens=self.cached_when_accepted)
+        self.send(accepted=accepted)
 
     def _cancel(self, cancel: scheduler_pb2.Cancel) -> None:
         request = self.running.get(cancel.request)

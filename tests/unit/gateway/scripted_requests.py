@@ -22,6 +22,7 @@ def write_again(submit: scheduler_pb2.Submit, choice: int) -> list[int]:
 class Running:
     """A request as the scheduler knows it: what it will write, and how much of that it has sent.
 
+    `num_cached`: tokens of the prompt that were cached when it ran, where that is not told yet.
     `num_told`: tokens of the prompt, the first included, whose logprobs it has told; all where none are asked for.
     """
 
@@ -30,9 +31,10 @@ class Running:
     num_sent: list[int]
     ended: list[bool]
     num_told: int
+    num_cached: int
 
     @classmethod
-    def begin(cls, submit: scheduler_pb2.Submit, script: Script) -> Running:
+    def begin(cls, submit: scheduler_pb2.Submit, script: Script, num_cached: int = 0) -> Running:
         """Return a request that was submitted; what it has already must be what the script says."""
         outputs = [list(script(submit, choice)) for choice in range(len(submit.choices))]
         for choice, output in zip(submit.choices, outputs, strict=True):
@@ -40,7 +42,7 @@ class Running:
         num_sent = [len(choice.token_ids) for choice in submit.choices]
         ended = [choice.HasField("end") for choice in submit.choices]
         num_told = 1 if submit.sampling.HasField("prompt_logprobs") else len(submit.prompt_token_ids)
-        return cls(submit, outputs, num_sent, ended, num_told)
+        return cls(submit, outputs, num_sent, ended, num_told, num_cached)
 
     def _next_of_prompt(self, num_tokens: int) -> scheduler_pb2.ChoiceOutput:
         submit, first = self.submit, self.num_told
@@ -74,6 +76,8 @@ class Running:
             self.num_sent[choice] += 1
             self.ended[choice] = output.HasField("end")
             outputs.append(output)
+        if outputs:
+            outputs[0].num_cached_tokens, self.num_cached = self.num_cached, 0
         return outputs
 
 

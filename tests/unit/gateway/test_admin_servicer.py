@@ -42,6 +42,16 @@ def ask_load(stack: Stack) -> Any:
     return stack.admin.GetLoad(admin_pb2.GetLoadRequest(), timeout=TIMEOUT)
 
 
+def ask_kv_state(stack: Stack) -> Any:
+    """Ask who holds which block."""
+    return stack.admin.GetKvState(admin_pb2.GetKvStateRequest(), timeout=TIMEOUT)
+
+
+def ask_flush(stack: Stack) -> Any:
+    """Ask for an empty prefix cache."""
+    return stack.admin.FlushPrefixCache(admin_pb2.FlushPrefixCacheRequest(), timeout=TIMEOUT)
+
+
 @pytest_asyncio.fixture
 async def stack(prepared: PreparedModel) -> AsyncIterator[Stack]:
     """A gateway whose scheduler sends nothing by itself."""
@@ -89,6 +99,10 @@ async def test_requests_are_listed_in_every_field(stack: Stack) -> None:
         executors=["10.0.0.1:50053", "10.0.0.2:50053"],
         age=duration_pb2.Duration(seconds=3),
         remaining_deadline=duration_pb2.Duration(nanos=5),
+        wait_reason=scheduler_pb2.WAIT_REASON_NO_FREE_ROW,
+        num_cached_tokens=8,
+        priority=-9,
+        num_preemptions=10,
     )
     waiting = scheduler_pb2.LiveRequest(gateway=stack.gateway.live.incarnation, request=2**64 - 1, num_waiting=1)
     stack.scheduler.listed = [running, waiting]
@@ -107,6 +121,10 @@ async def test_requests_are_listed_in_every_field(stack: Stack) -> None:
             executors=["10.0.0.1:50053", "10.0.0.2:50053"],
             age=duration_pb2.Duration(seconds=3),
             remaining_deadline=duration_pb2.Duration(nanos=5),
+            wait_reason=admin_pb2.WAIT_REASON_NO_FREE_ROW,
+            cached_tokens=8,
+            priority=-9,
+            preemptions=10,
         ),
         admin_pb2.RequestInfo(
             request_id=f"{stack.gateway.live.incarnation}-{2**64 - 1}",
@@ -142,6 +160,7 @@ async def test_pages(stack: Stack) -> None:
     [
         ("ListRequests", admin_pb2.ListRequestsRequest(page_size=1001), "page_size"),
         ("ListRequests", admin_pb2.ListRequestsRequest(page_token="never given"), "page_token"),
+        ("GetKvState", admin_pb2.GetKvStateRequest(page_size=1001), "page_size"),
         ("CancelRequest", admin_pb2.CancelRequestRequest(), "request_id"),
         *(
             ("CancelRequest", admin_pb2.CancelRequestRequest(request_id=bad), "request_id")
@@ -196,6 +215,11 @@ async def test_load_is_told_in_every_field(stack: Stack) -> None:
                 num_steps=10,
                 total_blocks=11,
                 free_blocks=12,
+                owned_blocks=13,
+                cached_blocks=14,
+                pinned_blocks=15,
+                reserved_blocks=16,
+                num_waiting=17,
             )
         ],
     )
@@ -216,6 +240,11 @@ async def test_load_is_told_in_every_field(stack: Stack) -> None:
                 steps=10,
                 total_blocks=11,
                 free_blocks=12,
+                owned_blocks=13,
+                cached_blocks=14,
+                pinned_blocks=15,
+                reserved_blocks=16,
+                waiting_sequences=17,
             )
         ],
     )
@@ -272,7 +301,7 @@ async def test_requests_of_other_gateways_can_be_cancelled(stack: Stack) -> None
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("ask", [ask_list, ask_cancel, ask_load])
+@pytest.mark.parametrize("ask", [ask_list, ask_cancel, ask_load, ask_kv_state, ask_flush])
 async def test_scheduler_that_is_away(stack: Stack, ask: Ask) -> None:
     """Without a scheduler each question is UNAVAILABLE with when to ask again, at once; health says so, and back."""
     await stack.scheduler.stop()
@@ -308,11 +337,18 @@ async def test_scheduler_that_hangs_is_told_at_once(stack: Stack, monkeypatch: p
     monkeypatch.setattr(admin_client, "PATIENCE", 0.05)
     stack.scheduler.answers_admin = False
     async with octavo.AsyncAdminClient(f"127.0.0.1:{stack.gateway.admin_port}") as client:
-        for call in (client.list_requests(), client.cancel_request(ANY_ID), client.get_load()):
+        calls = (
+            client.list_requests(),
+            client.cancel_request(ANY_ID),
+            client.get_load(),
+            client.get_kv_state(),
+            client.flush_prefix_cache(),
+        )
+        for call in calls:
             with pytest.raises(ServiceError) as raised:
                 await asyncio.wait_for(call, TIMEOUT)
             assert no_scheduler(raised.value)
-    assert len(stack.scheduler.asked) == 3
+    assert len(stack.scheduler.asked) == 5
 
 
 @pytest.mark.asyncio

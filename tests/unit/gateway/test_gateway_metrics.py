@@ -14,10 +14,14 @@ from gateway.ending import ALL_ENDINGS, FINISHED, Ending
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayCollector, GatewayMetrics
+from gateway.permits import Permits
 from gateway.requests import ChoiceEnd, FinishReason, SamplingParams, StoppingParams
 
 LENGTH = ChoiceEnd(FinishReason.LENGTH)
-END_KINDS = {"finished": {"stop", "length"}, "cancelled": {"client", "deadline", "operator", "shutdown"}}
+END_KINDS = {
+    "finished": {"stop", "length"},
+    "cancelled": {"client", "deadline", "queue_ttl", "first_token_target", "operator", "shutdown"},
+}
 
 
 class Bench:
@@ -28,7 +32,7 @@ class Bench:
         metrics = GatewayMetrics(["one", "two"])
         self.live = LiveRequests("ab" * 16, lambda: self.now, metrics)
         self.registry = CollectorRegistry()
-        self.registry.register(GatewayCollector(metrics, self.live.count_by_model, lambda: False))
+        self.registry.register(GatewayCollector(metrics, self.live.count_by_model, Permits(8, metrics), lambda: False))
 
     def page(self) -> Page:
         """Scrape; the requests balance."""
@@ -61,6 +65,7 @@ class Bench:
 def test_everything_is_on_the_page_from_the_start() -> None:
     """Before any request each series is there, as zero, so that a rate is right from the first one on."""
     page = Bench().page()
+    assert page.pop("octavo_permits_maximum") == page.pop("octavo_permits_free") == 8
     assert set(page.values()) == {0}
     endings = {
         (labels["model"], labels["outcome"], labels["reason"])

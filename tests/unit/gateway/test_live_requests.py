@@ -165,7 +165,7 @@ def test_frames_after_the_end_change_nothing() -> None:
     assert request.is_released
     apply(live, request, 0, [5], end=LENGTH)
     live.finish(request.counter)
-    live.confirm(request.counter)
+    live.confirm(request.counter, 0)
     assert (request.error, request.choices[0].token_ids, request.confirmed) == (FAILURE, [], False)
     live.remove(request, CANCELLED[CancelReason.CLIENT])
     apply(live, request, 0, [5])

@@ -59,12 +59,21 @@ async def test_tokenize(stack: Stack) -> None:
 
 @pytest.mark.asyncio
 async def test_tokenize_errors(stack: Stack) -> None:
-    """No input, no messages and a template's refusal name their field."""
+    """No input, no messages, a template's refusal and an option that is for texts only name their field."""
     system = inference_pb2.ChatMessage(role=inference_pb2.CHAT_ROLE_SYSTEM, content="a")
     for request, field in (
         (inference_pb2.TokenizeRequest(), "input"),
         (inference_pb2.TokenizeRequest(chat=inference_pb2.ChatInput()), "chat.messages"),
         (inference_pb2.TokenizeRequest(chat=inference_pb2.ChatInput(messages=[system, system])), "chat.messages"),
+        *(
+            (
+                inference_pb2.TokenizeRequest(
+                    chat=inference_pb2.ChatInput(messages=[system]), add_special_tokens=add_special_tokens
+                ),
+                "add_special_tokens",
+            )
+            for add_special_tokens in (False, True)
+        ),
     ):
         error = await failure_of(stack.inference.Tokenize(request))
         assert [violation.field for violation in error.violations] == [field]

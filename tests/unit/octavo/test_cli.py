@@ -211,6 +211,7 @@ def test_prepare_says_where_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixtu
         ["chat"],
         ["complete", "x"],
         ["load"],
+        ["kv"],
         ["requests"],
         ["cancel", "1"],
         ["bench"],

@@ -136,3 +136,27 @@ def test_help_lists_every_flag_and_variable(settings_class: type, capsys: pytest
     for each in dataclasses.fields(settings_class):
         assert "--" + each.name.replace("_", "-") in text
         assert variable_of(settings_class, each.name) in text.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "seconds"),
+    [
+        ([], {}, None),
+        (["--log-memory-usage"], {}, 10.0),
+        (["--log_memory_usage"], {"OCTAVO_LOG_MEMORY_USAGE": "3"}, 10.0),
+        (["--log-memory-usage", "--depth", "1"], {}, 10.0),
+        (["--log_memory_usage", "2.5"], {}, 2.5),
+        (["--log-memory-usage=60"], {}, 60.0),
+        ([], {"OCTAVO_LOG_MEMORY_USAGE": "3"}, 3.0),
+    ],
+)
+def test_memory_is_logged_as_asked_for(argv: list[str], environ: dict[str, str], seconds: float | None) -> None:
+    """Either spelling of the flag, alone or with seconds, and the variable; without any it is off."""
+    assert read(SchedulerSettings, argv, environ, KNOWN).log_memory_usage == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "true", "nan", "1e9"])
+def test_memory_is_logged_at_sensible_intervals(text: str) -> None:
+    """What is no number of seconds, or too few or many, is refused with the flag's name."""
+    with pytest.raises(SettingsError, match="--log-memory-usage"):
+        read(SchedulerSettings, [f"--log_memory_usage={text}"], {}, KNOWN)

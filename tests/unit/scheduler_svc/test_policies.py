@@ -90,7 +90,7 @@ def test_load_policy_finds_built_in_and_own(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lifo", "neither one of fcfs nor of the form package.module:Class"),
+        ("lifo", "neither one of fcfs, priority, shortest-first nor of the form package.module:Class"),
         ("", "neither one of"),
         ("module:", "neither one of"),
         (":Class", "neither one of"),

@@ -109,7 +109,7 @@ async def test_a_stop_in_the_text_ends_well() -> None:
         assert not outcome.finished[0].HasField("error")
         load = await gateway.load()
         assert load.num_requests == 0
-        assert all(each.free_blocks == each.total_blocks for each in load.executors)
+        assert all(each.owned_blocks == 0 for each in load.executors)
 
 
 def test_rows_that_do_not_exist_are_refused() -> None:

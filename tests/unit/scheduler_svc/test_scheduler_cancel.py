@@ -23,7 +23,7 @@ async def everything_is_free(gateway: FakeGateway) -> None:
     await gateway.until_load(
         lambda load: (
             load.num_requests == 0
-            and all(executor.free_blocks == executor.total_blocks for executor in load.executors)
+            and all(executor.owned_blocks == 0 for executor in load.executors)
             and all(executor.num_in_flight == 0 for executor in load.executors)
         )
     )

@@ -31,7 +31,7 @@ async def page_from(scheduler: RunningScheduler) -> Page:
 
 def blocks(page: Page, executor: FakeExecutor) -> dict[str, float]:
     """Return the blocks of one executor by state."""
-    states = ("free", "owned", "cached")
+    states = ("free", "owned", "cached", "pinned")
     return {state: page[f'octavo_kv_blocks{{executor="{executor.address}",state="{state}"}}'] for state in states}
 
 
@@ -57,7 +57,7 @@ async def test_gauges_are_zero_once_every_request_has_been_ended() -> None:
         assert page["octavo_scheduler_gateways"] == 2
         held = blocks(page, executor)
         assert held["owned"] > 0
-        assert (sum(held.values()), held["cached"]) == (23, 0)
+        assert sum(held.values()) == 23
         for counter in range(1, 4):
             await gateway.cancel(counter)
         for counter in range(4, 7):
@@ -69,7 +69,8 @@ async def test_gauges_are_zero_once_every_request_has_been_ended() -> None:
         assert page["octavo_scheduler_requests_live"] == 0
         assert page['octavo_scheduler_sequences{state="waiting"}'] == 0
         assert page['octavo_scheduler_sequences{state="running"}'] == 0
-        assert blocks(page, executor) == {"free": 23, "owned": 0, "cached": 0}
+        left = blocks(page, executor)
+        assert (left["owned"], left["free"] + left["cached"]) == (0, 23)
         assert page["octavo_scheduler_requests_accepted_total"] == 8
         assert page['octavo_scheduler_requests_ended_total{outcome="cancelled"}'] == 8
         assert page["octavo_scheduler_gateways"] == 1
@@ -152,10 +153,13 @@ async def test_series_of_an_executor_live_as_long_as_its_session() -> None:
         await gateway.until_load(lambda load: all(each.num_in_flight == 0 for each in load.executors))
         page = await page_from(scheduler)
         assert page["octavo_scheduler_executors"] == 2
-        assert {blocks(page, executor)["free"] for executor in executors} == {128}
+        for executor in executors:
+            left = blocks(page, executor)
+            assert (left["owned"], left["free"] + left["cached"]) == (0, 128)
+            assert left["cached"] > 0
         steps = page["octavo_step_rows_count"]
         assert steps > 20
-        assert page["octavo_step_tokens_sum"] == 8 * (10 + 11)
+        assert page["octavo_step_tokens_sum"] == 8 * (10 + 11) - page["octavo_prefix_hit_tokens_total"]
         assert page["octavo_step_rows_sum"] >= 8 * 12
         assert page["octavo_schedule_seconds_count"] == page["octavo_step_hop_seconds_count"] == steps
         for place, stage in enumerate(STAGES, start=1):
@@ -167,7 +171,7 @@ async def test_series_of_an_executor_live_as_long_as_its_session() -> None:
         page = await page_from(scheduler)
         assert page["octavo_scheduler_executors"] == 1
         assert not [name for name in page if executors[0].address in name]
-        assert blocks(page, executors[1])["free"] == 128
+        assert sum(blocks(page, executors[1]).values()) == 128
         assert page["octavo_step_rows_count"] == steps
 
 

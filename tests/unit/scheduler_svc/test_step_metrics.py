@@ -12,11 +12,10 @@ from prometheus_client import CollectorRegistry
 from scheduler_svc.batch import BatchResult, ScheduledBatch, StageTimings, StepFailureReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_loop import EngineLoop
-from scheduler_svc.executor_state import ExecutorState
 from scheduler_svc.metrics import LiveState, SchedulerMetrics
 from scheduler_svc.output_streams import OutputStreams
 from scheduler_svc.policies.fcfs import FcfsScheduler
-from scheduler_svc.sequence import ChoiceRecord, Sequence
+from scheduler_svc.sequence import ChoiceRecord
 
 
 class Bench:
@@ -133,39 +132,34 @@ async def test_the_queue_ends_at_the_first_admission() -> None:
 
 @pytest.mark.asyncio
 async def test_every_admission_asks_for_its_tokens() -> None:
-    """Prefix queries count the tokens of each admission, those after a preemption too; nothing is found today."""
+    """Prefix queries count the tokens of each admission, those after a preemption too, and hits what they found."""
     bench = Bench(num_blocks=7, block_size=4, max_num_seqs=2)
     for counter in (1, 2):
         bench.loop.submit(make_record(counter, max_tokens=14))
     await bench.turn()
-    expected = 0
+    expected = hits = 0
     while bench.sent:
         expected += sum(len(new.token_ids) for new in bench.sent[0].new_sequences)
+        hits += sum(new.num_cached_tokens for new in bench.sent[0].new_sequences)
         await bench.answer(None)
     assert bench.page["octavo_preemptions_total"] > 0
     assert bench.page["octavo_prefix_query_tokens_total"] == expected > 6
-    assert bench.page["octavo_prefix_hit_tokens_total"] == 0
+    assert bench.page["octavo_prefix_hit_tokens_total"] == hits
     await bench.finish()
 
 
 @pytest.mark.asyncio
-async def test_tokens_that_need_no_computing_are_hits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sequence has computed right after its admission is what the figures call a hit."""
-    begin_stay = ExecutorState.begin_stay
-
-    def begin_with_two_computed(executor: ExecutorState, sequence: Sequence) -> tuple[int, ...]:
-        taken = begin_stay(executor, sequence)
-        sequence.num_computed_tokens = 2
-        return taken
-
-    monkeypatch.setattr(ExecutorState, "begin_stay", begin_with_two_computed)
+async def test_tokens_that_need_no_computing_are_hits() -> None:
+    """What an admission takes from the prefix cache is what the figures call a hit."""
     bench = Bench()
-    for counter in (1, 2, 3):
-        bench.loop.submit(make_record(counter, (7, 8, 9, 10)))
-    await bench.turn()
-    assert bench.page["octavo_prefix_query_tokens_total"] == 12
-    assert bench.page["octavo_prefix_hit_tokens_total"] == 6
-    bench.sent.clear()
+    prompt = tuple(range(2 * make_spec().block_size + 1))
+    for counter in (1, 2):
+        bench.loop.submit(make_record(counter, prompt, max_tokens=1))
+        await bench.turn()
+        while bench.sent:
+            await bench.answer(None)
+    assert bench.page["octavo_prefix_query_tokens_total"] == 2 * len(prompt)
+    assert bench.page["octavo_prefix_hit_tokens_total"] == len(prompt) - 1
     await bench.finish()
 
 

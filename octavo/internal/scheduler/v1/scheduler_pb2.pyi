@@ -25,6 +25,27 @@ class CancelReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CANCEL_REASON_DEADLINE: _ClassVar[CancelReason]
     CANCEL_REASON_STOP: _ClassVar[CancelReason]
     CANCEL_REASON_SHUTDOWN: _ClassVar[CancelReason]
+
+class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_REASON_UNSPECIFIED: _ClassVar[WaitReason]
+    WAIT_REASON_BEHIND_OTHERS: _ClassVar[WaitReason]
+    WAIT_REASON_NO_FREE_BLOCKS: _ClassVar[WaitReason]
+    WAIT_REASON_NO_FREE_ROW: _ClassVar[WaitReason]
+    WAIT_REASON_PREFIX_BEING_COMPUTED: _ClassVar[WaitReason]
+    WAIT_REASON_KEPT_APART: _ClassVar[WaitReason]
+    WAIT_REASON_STEPS_IN_FLIGHT: _ClassVar[WaitReason]
+    WAIT_REASON_NO_EXECUTOR: _ClassVar[WaitReason]
+    WAIT_REASON_NEXT_STEP: _ClassVar[WaitReason]
+
+class BlockUse(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BLOCK_USE_UNSPECIFIED: _ClassVar[BlockUse]
+    BLOCK_USE_FREE: _ClassVar[BlockUse]
+    BLOCK_USE_CACHED: _ClassVar[BlockUse]
+    BLOCK_USE_OWNED: _ClassVar[BlockUse]
+    BLOCK_USE_SHARED: _ClassVar[BlockUse]
+    BLOCK_USE_PINNED: _ClassVar[BlockUse]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -34,6 +55,21 @@ CANCEL_REASON_CLIENT: CancelReason
 CANCEL_REASON_DEADLINE: CancelReason
 CANCEL_REASON_STOP: CancelReason
 CANCEL_REASON_SHUTDOWN: CancelReason
+WAIT_REASON_UNSPECIFIED: WaitReason
+WAIT_REASON_BEHIND_OTHERS: WaitReason
+WAIT_REASON_NO_FREE_BLOCKS: WaitReason
+WAIT_REASON_NO_FREE_ROW: WaitReason
+WAIT_REASON_PREFIX_BEING_COMPUTED: WaitReason
+WAIT_REASON_KEPT_APART: WaitReason
+WAIT_REASON_STEPS_IN_FLIGHT: WaitReason
+WAIT_REASON_NO_EXECUTOR: WaitReason
+WAIT_REASON_NEXT_STEP: WaitReason
+BLOCK_USE_UNSPECIFIED: BlockUse
+BLOCK_USE_FREE: BlockUse
+BLOCK_USE_CACHED: BlockUse
+BLOCK_USE_OWNED: BlockUse
+BLOCK_USE_SHARED: BlockUse
+BLOCK_USE_PINNED: BlockUse
 
 class AttachRequest(_message.Message):
     __slots__ = ("hello", "submit", "cancel", "ack")
@@ -305,7 +341,7 @@ class GetLoadResponse(_message.Message):
     def __init__(self, term: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_desyncs: _Optional[int] = ..., num_gateways: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[ExecutorLoad, _Mapping]]] = ...) -> None: ...
 
 class ExecutorLoad(_message.Message):
-    __slots__ = ("address", "incarnation", "model", "num_running", "num_in_flight", "num_steps", "total_blocks", "free_blocks")
+    __slots__ = ("address", "incarnation", "model", "num_running", "num_in_flight", "num_steps", "total_blocks", "free_blocks", "owned_blocks", "cached_blocks", "pinned_blocks", "reserved_blocks", "num_waiting")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +350,11 @@ class ExecutorLoad(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     address: str
     incarnation: str
     model: str
@@ -322,7 +363,12 @@ class ExecutorLoad(_message.Message):
     num_steps: int
     total_blocks: int
     free_blocks: int
-    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ...) -> None: ...
+    owned_blocks: int
+    cached_blocks: int
+    pinned_blocks: int
+    reserved_blocks: int
+    num_waiting: int
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., num_waiting: _Optional[int] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
@@ -341,7 +387,7 @@ class ListRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
-    __slots__ = ("gateway", "request", "label", "model", "tenant", "num_prompt_tokens", "num_output_tokens", "num_waiting", "num_running", "num_blocks", "executors", "age", "remaining_deadline")
+    __slots__ = ("gateway", "request", "label", "model", "tenant", "num_prompt_tokens", "num_output_tokens", "num_waiting", "num_running", "num_blocks", "executors", "age", "remaining_deadline", "wait_reason", "num_cached_tokens", "priority", "num_preemptions")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +401,10 @@ class LiveRequest(_message.Message):
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     AGE_FIELD_NUMBER: _ClassVar[int]
     REMAINING_DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     gateway: str
     request: int
     label: str
@@ -368,7 +418,11 @@ class LiveRequest(_message.Message):
     executors: _containers.RepeatedScalarFieldContainer[str]
     age: _duration_pb2.Duration
     remaining_deadline: _duration_pb2.Duration
-    def __init__(self, gateway: _Optional[str] = ..., request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., executors: _Optional[_Iterable[str]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    wait_reason: WaitReason
+    num_cached_tokens: int
+    priority: int
+    num_preemptions: int
+    def __init__(self, gateway: _Optional[str] = ..., request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_blocks: _Optional[int] = ..., executors: _Optional[_Iterable[str]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., wait_reason: _Optional[_Union[WaitReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class CancelRequestRequest(_message.Message):
     __slots__ = ("gateway", "request")
@@ -381,3 +435,139 @@ class CancelRequestRequest(_message.Message):
 class CancelRequestResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class GetKvStateRequest(_message.Message):
+    __slots__ = ("executor", "page_size", "page_token", "block_ids", "map_cells")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAP_CELLS_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    page_size: int
+    page_token: str
+    block_ids: bool
+    map_cells: int
+    def __init__(self, executor: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., block_ids: bool = ..., map_cells: _Optional[int] = ...) -> None: ...
+
+class GetKvStateResponse(_message.Message):
+    __slots__ = ("term", "executors", "sequences", "num_sequences", "next_page_token")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    executors: _containers.RepeatedCompositeFieldContainer[ExecutorKvState]
+    sequences: _containers.RepeatedCompositeFieldContainer[SequenceKvState]
+    num_sequences: int
+    next_page_token: str
+    def __init__(self, term: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[ExecutorKvState, _Mapping]]] = ..., sequences: _Optional[_Iterable[_Union[SequenceKvState, _Mapping]]] = ..., num_sequences: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ExecutorKvState(_message.Message):
+    __slots__ = ("address", "incarnation", "model", "block_size", "total_blocks", "free_blocks", "owned_blocks", "cached_blocks", "pinned_blocks", "reserved_blocks", "filled_slots", "pending_slots", "internal_fragmentation", "table_blocks", "sharing_factor", "max_model_len", "contiguous_blocks", "contiguous_saving", "num_running", "num_waiting", "block_map")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FILLED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_FRAGMENTATION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    CONTIGUOUS_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CONTIGUOUS_SAVING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_MAP_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: str
+    model: str
+    block_size: int
+    total_blocks: int
+    free_blocks: int
+    owned_blocks: int
+    cached_blocks: int
+    pinned_blocks: int
+    reserved_blocks: int
+    filled_slots: int
+    pending_slots: int
+    internal_fragmentation: float
+    table_blocks: int
+    sharing_factor: float
+    max_model_len: int
+    contiguous_blocks: int
+    contiguous_saving: float
+    num_running: int
+    num_waiting: int
+    block_map: BlockMap
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., filled_slots: _Optional[int] = ..., pending_slots: _Optional[int] = ..., internal_fragmentation: _Optional[float] = ..., table_blocks: _Optional[int] = ..., sharing_factor: _Optional[float] = ..., max_model_len: _Optional[int] = ..., contiguous_blocks: _Optional[int] = ..., contiguous_saving: _Optional[float] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., block_map: _Optional[_Union[BlockMap, _Mapping]] = ...) -> None: ...
+
+class BlockMap(_message.Message):
+    __slots__ = ("blocks_per_cell", "cells")
+    BLOCKS_PER_CELL_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    blocks_per_cell: int
+    cells: _containers.RepeatedScalarFieldContainer[BlockUse]
+    def __init__(self, blocks_per_cell: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[BlockUse, str]]] = ...) -> None: ...
+
+class SequenceKvState(_message.Message):
+    __slots__ = ("gateway", "request", "choice", "label", "model", "tenant", "executor", "is_running", "wait_reason", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "num_cached_tokens", "num_blocks", "num_shared_blocks", "block_ids", "num_preemptions", "age", "priority")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    request: int
+    choice: int
+    label: str
+    model: str
+    tenant: str
+    executor: str
+    is_running: bool
+    wait_reason: WaitReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_blocks: int
+    num_shared_blocks: int
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_preemptions: int
+    age: _duration_pb2.Duration
+    priority: int
+    def __init__(self, gateway: _Optional[str] = ..., request: _Optional[int] = ..., choice: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., executor: _Optional[str] = ..., is_running: bool = ..., wait_reason: _Optional[_Union[WaitReason, str]] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_shared_blocks: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., num_preemptions: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class FlushPrefixCacheRequest(_message.Message):
+    __slots__ = ("executor",)
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    def __init__(self, executor: _Optional[str] = ...) -> None: ...
+
+class FlushPrefixCacheResponse(_message.Message):
+    __slots__ = ("num_freed_blocks",)
+    NUM_FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_freed_blocks: int
+    def __init__(self, num_freed_blocks: _Optional[int] = ...) -> None: ...

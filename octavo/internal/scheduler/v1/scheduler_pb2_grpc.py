@@ -55,6 +55,16 @@ class SchedulerServiceStub(object):
                 request_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestResponse.FromString,
                 _registered_method=True)
+        self.GetKvState = channel.unary_unary(
+                '/octavo.internal.scheduler.v1.SchedulerService/GetKvState',
+                request_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetKvStateRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetKvStateResponse.FromString,
+                _registered_method=True)
+        self.FlushPrefixCache = channel.unary_unary(
+                '/octavo.internal.scheduler.v1.SchedulerService/FlushPrefixCache',
+                request_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -90,6 +100,20 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetKvState(self, request, context):
+        """GetKvState accounts for every block, at one moment. NOT_FOUND where the executor that is asked for has no session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FlushPrefixCache(self, request, context):
+        """FlushPrefixCache forgets what the prefix cache holds. NOT_FOUND where the executor that is asked for has no session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +136,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.CancelRequest,
                     request_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestResponse.SerializeToString,
+            ),
+            'GetKvState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetKvState,
+                    request_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetKvStateRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetKvStateResponse.SerializeToString,
+            ),
+            'FlushPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushPrefixCache,
+                    request_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +257,60 @@ class SchedulerService(object):
             '/octavo.internal.scheduler.v1.SchedulerService/CancelRequest',
             octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestRequest.SerializeToString,
             octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.CancelRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetKvState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.scheduler.v1.SchedulerService/GetKvState',
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetKvStateRequest.SerializeToString,
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.GetKvStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.scheduler.v1.SchedulerService/FlushPrefixCache',
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheRequest.SerializeToString,
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -112,12 +112,12 @@ async def test_a_client_that_leaves_cancels(prepared: PreparedModel, state: str,
 
 @pytest.mark.asyncio
 async def test_one_prompt_that_fails_ends_all(prepared: PreparedModel) -> None:
-    """Of several prompts one is too long: the answer is its error, before anything of a stream is sent."""
+    """Of several prompts one is bad: the answer is its error with its place, before anything of a stream is sent."""
     async with served(prepared) as (stack, http):
         for streaming in (False, True):
             body = {"prompt": ["the", "on " * 2000, "cat"], "stream": streaming}
             refused = await http.post("/v1/completions", json=body)
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt[1]")
         await stack.wait_empty()
 
 
@@ -175,10 +175,16 @@ async def test_bounds_of_what_is_read(prepared: PreparedModel, monkeypatch: pyte
 
 @pytest.mark.asyncio
 async def test_paths_and_methods(prepared: PreparedModel) -> None:
-    """What is not there is 404, the wrong method 405 with the right one, all in OpenAI's shape."""
+    """What is not there is 404 (a slash too many is never redirected), the wrong method 405 with the right one, an
+    option of the domain's that does not fit 400, all in OpenAI's shape.
+    """
     async with served(prepared) as (_, http):
         nowhere = await http.get("/v1/embeddings")
         assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "not_found")
+        slash = await http.post("/v1/completions/", json=COMPLETION)
+        assert (slash.status_code, slash.json()["error"]["code"]) == (404, "not_found")
+        told = await http.post("/tokenize", json={**CHAT, "add_special_tokens": False})
+        assert (told.status_code, told.json()["error"]["param"]) == (400, "add_special_tokens")
         wrong = await http.get("/v1/completions")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert wrong.json()["error"]["code"] == "method_not_allowed"

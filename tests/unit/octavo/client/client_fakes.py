@@ -24,7 +24,9 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc, model_pb2, 
 from octavo.v1 import inference_pb2 as pb
 
 TIMEOUT = 10.0
-STARTED = pb.Started(request_id="g-1", model="m", model_revision="r", seed=7, prompt_tokens=3, max_tokens=9)
+STARTED = pb.Started(
+    request_id="g-1", model="m", model_revision="r", seed=7, prompt_tokens=3, max_tokens=9, cached_tokens=1
+)
 NO_EXECUTOR = ("NO_EXECUTOR", "no executor is ready for the model")
 
 
@@ -108,7 +110,7 @@ def answer(*words: str) -> Behaviour:
         yield from deltas_of(words)
         end = pb.ChoiceFinished(reason=pb.FINISH_REASON_STOP, stop_token_id=2, completion_tokens=len(words))
         yield pb.GenerateResponse(choice_finished=end)
-        yield pb.GenerateResponse(usage=pb.Usage(prompt_tokens=3, completion_tokens=len(words)))
+        yield pb.GenerateResponse(usage=pb.Usage(prompt_tokens=3, completion_tokens=len(words), cached_tokens=2))
 
     return behave
 
@@ -274,6 +276,10 @@ def request_info(request_id: str) -> admin_pb2.RequestInfo:
         live_choices=1,
         kv_blocks=5,
         executors=["a:1", "b:2"],
+        wait_reason=admin_pb2.WAIT_REASON_NO_FREE_ROW,
+        cached_tokens=2,
+        priority=-6,
+        preemptions=7,
     )
     info.age.FromMilliseconds(1500)
     info.remaining_deadline.FromMilliseconds(250)

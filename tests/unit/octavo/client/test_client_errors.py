@@ -94,9 +94,18 @@ def test_a_timeout_says_how_long_it_was(face: Face) -> None:
             face.read(gateway.address, "x", timeout=0.2)
         assert gateway.ended.wait(20)
     deadline = grpc.StatusCode.DEADLINE_EXCEEDED
-    refuse = fail(deadline, "DEADLINE_EXCEEDED", "the deadline passed")
-    with serving(refuse) as gateway, pytest.raises(DeadlineExceededError, match=r"within its timeout of 50 s"):
-        face.call(gateway.address, "complete", "x", timeout=50)
+    for reason in ("DEADLINE", "DEADLINE_EXCEEDED"):
+        refuse = fail(deadline, reason, "the deadline passed")
+        with serving(refuse) as gateway, pytest.raises(DeadlineExceededError, match=r"within its timeout of 50 s"):
+            face.call(gateway.address, "complete", "x", timeout=50)
+
+
+def test_limits_of_time_are_told_from_a_timeout(face: Face) -> None:
+    """A queue TTL or first-token target that ends a call is not called its timeout, whose length is another."""
+    refuse = fail(grpc.StatusCode.DEADLINE_EXCEEDED, "QUEUE_TTL", "it has waited for 2 s")
+    with serving(refuse) as gateway, pytest.raises(DeadlineExceededError, match="it has waited for 2 s") as raised:
+        face.call(gateway.address, "complete", "x", timeout=50, queue_ttl=2)
+    assert raised.value.reason == "QUEUE_TTL"
 
 
 def test_an_operators_cancel_is_told_from_a_cancelled_task(face: Face) -> None:

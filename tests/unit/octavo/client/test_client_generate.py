@@ -54,8 +54,15 @@ EVERY_OPTION: dict[str, Any] = {
     "best_of": 3,
     "seed": 2**64 - 1,
     "truncate_prompt_tokens": 9,
+    "priority": -100,
+    "queue_ttl": 1.5,
+    "first_token_target": 86_400,
+    "cache_salt": "s",
+    "bypass_cache": False,
     "request_id": "mine",
 }
+OF_CACHE = {"salt": "cache_salt", "bypass": "bypass_cache"}
+"""What options are called whose fields are named within their message."""
 
 
 def test_a_stream_gives_deltas_then_the_results(face: Face) -> None:
@@ -63,9 +70,9 @@ def test_a_stream_gives_deltas_then_the_results(face: Face) -> None:
     with serving(answer("Par", "is")) as gateway:
         deltas, stream = face.read(gateway.address, "The capital?")
     assert deltas == [Delta(0, 0, "Par", (10,), ()), Delta(0, 1, "is", (11,), ())]
-    assert stream.started == Started("g-1", "m", "r", 7, 3, 9)
+    assert stream.started == Started("g-1", "m", "r", 7, 3, 9, 1)
     assert stream.choices == (ChoiceFinished(0, FinishReason.STOP, 2, 2),)
-    assert stream.usage == Usage(3, 2)
+    assert stream.usage == Usage(3, 2, 2)
 
 
 def test_results_are_not_known_before_they_come() -> None:
@@ -131,6 +138,8 @@ def test_every_option_reaches_its_field(face: Face) -> None:
             "include_stop": False,
         },
         "output": {"top_logprobs": 0, "prompt_logprobs": 0, "echo": False, "skip_special_tokens": False},
+        "scheduling": {"priority": -100, "queue_ttl": "1.500s", "first_token_target": "86400s"},
+        "cache": {"salt": "s"},
         "n": 2,
         "best_of": 3,
         "truncate_prompt_tokens": 9,
@@ -153,7 +162,8 @@ def test_options_are_those_of_the_contract() -> None:
         if field.containing_oneof is not None and field.containing_oneof.name == "input":
             continue
         inner = field.message_type
-        fields |= {field.name} if inner is None else set(inner.fields_by_name)
+        names = [field.name] if inner is None else list(inner.fields_by_name)
+        fields |= {OF_CACHE[name] if field.name == "cache" else name for name in names}
     assert set(OPTION_FIELDS) == fields == set(EVERY_OPTION)
     of_chats = {field.name for field in pb.ChatInput.DESCRIPTOR.fields} - {"messages"}
     assert set(get_type_hints(GenerateOptions)) == fields | of_chats
@@ -235,6 +245,11 @@ def test_a_prompt_is_text_tokens_or_a_chat(prompt: Prompt, sent: pb.GenerateRequ
         ({"request_id": "\ud800"}, "request_id", "valid Unicode text"),
         ({"stop": ["fine", "\ud800"]}, "stopping.stop", "valid Unicode text"),
         ({"logit_bias": {-1: 0.5}}, "sampling.logit_bias", "token ids to numbers"),
+        ({"priority": 2**31}, "scheduling.priority", f"from {-(2**31)} to {2**31 - 1}, is {2**31}"),
+        ({"queue_ttl": 10**400}, "scheduling.queue_ttl", "a number of seconds"),
+        ({"first_token_target": float("inf")}, "scheduling.first_token_target", "a number of seconds, is inf"),
+        ({"first_token_target": float("nan")}, "scheduling.first_token_target", "a number of seconds, is nan"),
+        ({"cache_salt": "\ud800"}, "cache.salt", "valid Unicode text"),
         ({"temperature": 10**400}, "sampling.temperature", "must be a number"),
     ],
 )
@@ -266,6 +281,12 @@ def test_all_bad_values_are_named_at_once() -> None:
         ("x", {"stop": "one"}, "stop='one' is of the wrong type: must be a list of valid Unicode texts"),
         ("x", {"logit_bias": [5]}, "must be a mapping of token ids to numbers"),
         ("x", {"logit_bias": {5: "high"}}, "must be a mapping of token ids to numbers"),
+        ("x", {"queue_ttl": "5s"}, "queue_ttl='5s' is of the wrong type: must be a number of seconds"),
+        ("x", {"first_token_target": True}, "must be a number of seconds"),
+        ("x", {"queue_ttl": [5]}, "must be a number of seconds"),
+        ("x", {"priority": 1.5}, "must be a whole number"),
+        ("x", {"bypass_cache": "no"}, "must be true or false"),
+        ("x", {"cache_salt": 5}, "valid Unicode text"),
         ("x", {"seed": {5: 1}}, "must be a whole number"),
         ({"role": "user", "content": "x"}, {}, "into a list"),
         (["a", "b"], {}, "whole numbers"),
@@ -312,7 +333,7 @@ def completed(num_choices: int) -> pb.GenerateOnceResponse:
         )
         for index in range(num_choices)
     ]
-    return pb.GenerateOnceResponse(started=STARTED, choices=choices, usage=pb.Usage(prompt_tokens=3))
+    return pb.GenerateOnceResponse(started=STARTED, choices=choices, usage=pb.Usage(prompt_tokens=3, cached_tokens=2))
 
 
 def test_a_completion_is_everything_at_once(face: Face) -> None:
@@ -323,7 +344,7 @@ def test_a_completion_is_everything_at_once(face: Face) -> None:
     assert [choice.text for choice in completion.choices] == ["text 0", "text 1"]
     assert completion.choices[1].logprobs == (TokenLogprobs(-0.5, (TopLogprob(4, -0.25),)),)
     assert completion.choices[1].finished == ChoiceFinished(1, FinishReason.LENGTH, None, 2)
-    assert (completion.started.seed, completion.usage) == (7, Usage(3, 0))
+    assert (completion.started.seed, completion.usage) == (7, Usage(3, 0, 2))
     with pytest.raises(ValueError, match="2 choices"):
         _ = completion.text
 

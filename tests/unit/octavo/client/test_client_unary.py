@@ -28,6 +28,7 @@ from octavo.client import (
     Scores,
     TokenCount,
     Usage,
+    WaitReason,
 )
 from octavo.client.client_rpcs import ALL_RPCS
 from octavo.v1 import admin_pb2, inference_pb2, model_pb2
@@ -197,7 +198,8 @@ def test_list_requests_reads_every_page(admin: Any) -> None:
     with serving(reply(*pages)) as gateway:
         first, second = admin(gateway.address, "list_requests")
     running = RequestState.RUNNING
-    assert first == RequestInfo("r-1", "mine", "m", "t", running, 3, 4, 1, 5, ("a:1", "b:2"), 1.5, 0.25)
+    why = WaitReason.NO_FREE_ROW
+    assert first == RequestInfo("r-1", "mine", "m", "t", running, 3, 4, 1, 5, ("a:1", "b:2"), 1.5, 0.25, why, 2, -6, 7)
     assert (second.request_id, second.remaining_deadline) == ("r-2", None)
     assert [request.page_token for request in gateway.requests] == ["", "t"]
 
@@ -206,9 +208,10 @@ def test_a_state_of_a_later_version_is_unknown(admin: Any) -> None:
     """A new state in the contract breaks no old client."""
     info = request_info("r")
     info.state = 77  # type: ignore[assignment]
+    info.wait_reason = 78  # type: ignore[assignment]
     with serving(reply(admin_pb2.ListRequestsResponse(requests=[info]))) as gateway:
         (got,) = admin(gateway.address, "list_requests")
-    assert got.state is RequestState.UNKNOWN
+    assert (got.state, got.wait_reason) == (RequestState.UNKNOWN, WaitReason.UNKNOWN)
 
 
 def test_get_load_tells_all_of_it(admin: Any) -> None:
@@ -222,6 +225,11 @@ def test_get_load_tells_all_of_it(admin: Any) -> None:
         steps=3,
         total_blocks=4,
         free_blocks=5,
+        owned_blocks=6,
+        cached_blocks=7,
+        pinned_blocks=8,
+        reserved_blocks=9,
+        waiting_sequences=10,
     )
     load = admin_pb2.GetLoadResponse(
         term=1,
@@ -234,7 +242,7 @@ def test_get_load_tells_all_of_it(admin: Any) -> None:
     )
     with serving(reply(load)) as gateway:
         assert admin(gateway.address, "get_load") == Load(
-            1, 2, 3, 4, 5, 6, (ExecutorInfo("e:1", "ff", "m", 1, 2, 3, 4, 5),)
+            1, 2, 3, 4, 5, 6, (ExecutorInfo("e:1", "ff", "m", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10),)
         )
 
 

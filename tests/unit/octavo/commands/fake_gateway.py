@@ -38,10 +38,14 @@ class FakeGateway:
     )
     live: list[admin_pb2.RequestInfo] = field(default_factory=list)
     load: admin_pb2.GetLoadResponse = field(default_factory=admin_pb2.GetLoadResponse)
+    kv_state: admin_pb2.GetKvStateResponse = field(default_factory=admin_pb2.GetKvStateResponse)
+    kv_requests: list[admin_pb2.GetKvStateRequest] = field(default_factory=list)
+    flushed: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     """Ids that are listed and have ended when they are to be cancelled."""
     requests: list[pb.GenerateRequest] = field(default_factory=list)
     cancelled_ids: list[str] = field(default_factory=list)
+    cached_tokens: int = 0
     left: threading.Event = field(default_factory=threading.Event)
     """Set when a client left a stream that hung."""
     address: str = ""
@@ -76,7 +80,8 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         reason = pb.FINISH_REASON_LENGTH if request.stopping.max_tokens == len(words) else pb.FINISH_REASON_STOP
         finished = pb.ChoiceFinished(reason=reason, completion_tokens=len(words))
         yield pb.GenerateResponse(choice_finished=finished)
-        yield pb.GenerateResponse(usage=pb.Usage(prompt_tokens=5, completion_tokens=len(words)))
+        usage = pb.Usage(prompt_tokens=5, completion_tokens=len(words), cached_tokens=self._fake.cached_tokens)
+        yield pb.GenerateResponse(usage=usage)
 
 
 class _Models(model_pb2_grpc.ModelServiceServicer):
@@ -114,6 +119,20 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.GetLoadResponse:
         """Return the scripted load."""
         return self._fake.load
+
+    def GetKvState(  # noqa: N802
+        self, request: admin_pb2.GetKvStateRequest, context: _Context
+    ) -> admin_pb2.GetKvStateResponse:
+        """Return the scripted accounts."""
+        self._fake.kv_requests.append(request)
+        return self._fake.kv_state
+
+    def FlushPrefixCache(  # noqa: N802
+        self, request: admin_pb2.FlushPrefixCacheRequest, context: _Context
+    ) -> admin_pb2.FlushPrefixCacheResponse:
+        """Note whose cache is flushed; one block becomes free."""
+        self._fake.flushed.append(request.executor)
+        return admin_pb2.FlushPrefixCacheResponse(freed_blocks=1)
 
 
 def _abort(context: _Context, error: ServiceError) -> None:

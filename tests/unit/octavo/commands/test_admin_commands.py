@@ -21,14 +21,28 @@ def request(request_id: str, **fields: object) -> admin_pb2.RequestInfo:
 def test_requests_are_a_table_in_the_order_of_the_api(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     """Every column that tells what a request is and holds; numbers to the right; nothing is a word."""
     gateway.live = [
-        request("aa-1", prompt_tokens=7, completion_tokens=120, kv_blocks=8, executors=["h:1", "h:2"], label="nightly"),
-        request("aa-2", state=admin_pb2.REQUEST_STATE_WAITING, remaining_deadline=Duration(seconds=3)),
+        request(
+            "aa-1",
+            prompt_tokens=7,
+            completion_tokens=120,
+            cached_tokens=4,
+            kv_blocks=8,
+            executors=["h:1", "h:2"],
+            label="nightly",
+            tenant="acme",
+        ),
+        request(
+            "aa-2",
+            state=admin_pb2.REQUEST_STATE_WAITING,
+            wait_reason=admin_pb2.WAIT_REASON_NO_FREE_BLOCKS,
+            remaining_deadline=Duration(seconds=3),
+        ),
     ]
     assert main(["requests", "--address", gateway.admin_address]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "id    state    model  prompt  output  blocks    age  left  executors  label",
-        "aa-1  running  m           7     120       8  1m05s     -  h:1,h:2    nightly",
-        "aa-2  waiting  m           0       0       0  1m05s  3.0s  -          -",
+        "id    state    why it waits    model  tenant  prompt  output  cached  blocks    age  left  executors  label",
+        "aa-1  running  -               m      acme         7     120       4       8  1m05s     -  h:1,h:2    nightly",
+        "aa-2  waiting  no free blocks  m      -            0       0       0       0  1m05s  3.0s  -          -",
     ]
     gateway.live = []
     assert main(["requests", "--address", gateway.admin_address]) == 0
@@ -64,6 +78,10 @@ def test_requests_as_json_have_every_field(gateway: FakeGateway, capsys: pytest.
         "executors": ["h:1"],
         "age": 65.0,
         "remaining_deadline": None,
+        "wait_reason": None,
+        "cached_tokens": 0,
+        "priority": 0,
+        "preemptions": 0,
     }
 
 
@@ -144,7 +162,16 @@ def test_cancel_says_what_ended_by_itself(gateway: FakeGateway, capsys: pytest.C
 def test_load_shows_the_cell_and_each_executor(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     """Who runs what, and who holds the blocks."""
     executor = admin_pb2.ExecutorInfo(
-        address="h:1", model="m", running_sequences=3, steps_in_flight=2, steps=40, total_blocks=200, free_blocks=150
+        address="h:1",
+        model="m",
+        running_sequences=3,
+        waiting_sequences=1,
+        steps_in_flight=2,
+        steps=40,
+        total_blocks=200,
+        free_blocks=150,
+        owned_blocks=30,
+        cached_blocks=20,
     )
     gateway.load = admin_pb2.GetLoadResponse(
         term=9,
@@ -159,8 +186,8 @@ def test_load_shows_the_cell_and_each_executor(gateway: FakeGateway, capsys: pyt
     assert capsys.readouterr().out.splitlines() == [
         "4 live requests; sequences: 3 running, 1 waiting; 5 preemptions so far; 2 gateways",
         "",
-        "executor  model  running  in flight  steps  blocks used  free  total  usage",
-        "h:1       m            3          2     40           50   150    200    25%",
+        "executor  model  running  waiting  in flight  steps  owned  cached  free  total  usage",
+        "h:1       m            3        1          2     40     30      20   150    200    15%",
     ]
     assert main(["load", "--json", "--address", gateway.admin_address]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -40,6 +40,42 @@ def test_only_the_text_is_written(gateway: FakeGateway, capsys: pytest.CaptureFi
     assert [request.text for request in gateway.requests] == ["once", "once"]
 
 
+def test_flags_of_scheduling_and_cache(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each flag sets its field, a negative priority too; what is not given is unset; --stats has the cached tokens."""
+    gateway.cached_tokens = 4
+    flags = ["--priority", "-3", "--queue-ttl", "2.5", "--first-token-target", "9", "--cache-salt", "s"]
+    assert main(["complete", "--address", gateway.address, "x", *flags, "--bypass-cache", "--stats"]) == 0
+    assert ", prompt 5 (4 cached), " in capsys.readouterr().err
+    assert main(["complete", "--address", gateway.address, "x"]) == 0
+    given, unset = gateway.requests
+    scheduling, cache = given.scheduling, given.cache
+    assert scheduling.priority == -3
+    assert scheduling.queue_ttl.ToMilliseconds() == 2500
+    assert scheduling.first_token_target.ToMilliseconds() == 9000
+    assert (cache.salt, cache.bypass) == ("s", True)
+    assert not unset.HasField("scheduling")
+    assert not unset.HasField("cache")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--priority", "101", "must be a whole number from -100 to 100, is '101'"),
+        ("--queue-ttl", "0", "must be a number from 0.001 to 86400, is '0'"),
+        ("--first-token-target", "nan", "must be a number from 0.001 to 86400, is 'nan'"),
+        ("--cache-salt", "", "must be a text of 1 to 128 characters, has 0"),
+        ("--cache-salt", "s" * 129, "must be a text of 1 to 128 characters, has 129"),
+        ("--cache-salt", "\udcff", "must be valid UTF-8 text"),
+    ],
+)
+def test_flags_that_cannot_be(flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the gateway would refuse is refused by the name of its flag, before anybody is asked."""
+    with pytest.raises(SystemExit) as ended:
+        main(["complete", "x", flag, value])
+    assert ended.value.code == 2
+    assert f"{flag}: {words}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argv", [["-"], []])
 @pytest.mark.parametrize(("data", "prompt"), [(b"one\ntwo\n", "one\ntwo"), (b"x\r\n", "x"), (b"\xc3\xa9 ", "é ")])
 def test_the_prompt_may_come_from_a_pipe(
@@ -108,6 +144,14 @@ def test_ctrl_c_cancels_and_exits_with_130(gateway: FakeGateway) -> None:
                 [FieldViolation("sampling.top_p", "too much"), FieldViolation("stopping.max_tokens", "no")]
             ),
             "octavo: error: sampling.top_p: too much; stopping.max_tokens: no\nhint: see --top-p, --max-tokens\n",
+        ),
+        (
+            ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", "it serves 4 of 4", retry_delay=1),
+            "octavo: error: it serves 4 of 4 (try again in 1 s)\nhint: the gateway serves as much as it may",
+        ),
+        (
+            ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "QUEUE_TTL", "it has waited for 2 s"),
+            "octavo: error: it has waited for 2 s\nhint: it waits in the queue for others: repeat it later or with a",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from octavo.cli import _parser, main
 from octavo.commands.completion import SHELLS, script
 from octavo.models.catalog import CATALOG
 
-TERMINAL_COMMANDS = ("chat", "complete", "requests", "cancel", "load", "doctor", "completion")
+TERMINAL_COMMANDS = ("chat", "complete", "requests", "cancel", "load", "kv", "doctor", "completion")
 _ASK = """
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}

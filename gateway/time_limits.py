@@ -1,0 +1,77 @@
+"""A request's limits of time that are not its call's deadline, and what ends it while no scheduler is there to do so.
+
+The scheduler knows whether a request runs, and sheds before the time is up what cannot make it. So where one is there,
+it has its say; the gateway's timers are for requests that wait for a scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import grpc
+
+from gateway.cell import Cell
+from gateway.live_request import LiveRequest
+from octavo.rpc.errors import ServiceError
+
+DEADLINE = "DEADLINE"
+QUEUE_TTL = "QUEUE_TTL"
+FIRST_TOKEN_TARGET = "FIRST_TOKEN_TARGET"
+"""Reasons of DEADLINE_EXCEEDED, the scheduler's too: which of the limits it was."""
+SCHEDULER_SAYS = 1.0
+"""Seconds after which a missed first token ends a request even where a scheduler is there: it, or the way, is stuck."""
+
+
+class TimeLimits:
+    """Watches over queue TTLs and first-token targets."""
+
+    def __init__(self, cell: Cell, clock: Callable[[], float]) -> None:
+        """`clock`: seconds, the event loop's."""
+        self._cell = cell
+        self._clock = clock
+
+    @contextmanager
+    def watched(self, request: LiveRequest) -> Iterator[None]:
+        """End a request whose time is up within the body, unless a scheduler is there to do it."""
+        call_at = asyncio.get_running_loop().call_at
+        with ExitStack() as timers:
+            if request.queue_deadline is not None:
+                timers.callback(call_at(request.queue_deadline, self._end_queueing, request).cancel)
+            if request.first_token_deadline is not None:
+                at = request.first_token_deadline
+                timers.callback(call_at(at, self._end_without_token, request).cancel)
+                timers.callback(call_at(at + SCHEDULER_SAYS, self._miss_token, request).cancel)
+            yield
+
+    def _end_queueing(self, request: LiveRequest) -> None:
+        if self._cell.is_attached:
+            # Either it runs, or its end is on the way. A scheduler that comes later is not to count from the start.
+            request.leave_queue()
+        elif request.queue_deadline is not None:
+            limit = request.queue_deadline - request.accepted_at
+            message = f"the request has waited for its queue_ttl of {limit:g} s, and not run"
+            self._fail(request, QUEUE_TTL, message, limit)
+
+    def _end_without_token(self, request: LiveRequest) -> None:
+        if not self._cell.is_attached:
+            self._miss_token(request)
+
+    def _miss_token(self, request: LiveRequest) -> None:
+        if request.first_token_deadline is not None:
+            limit = request.first_token_deadline - request.accepted_at
+            message = f"the first_token_target of {limit:g} s has passed without a token"
+            self._fail(request, FIRST_TOKEN_TARGET, message, limit)
+
+    def _fail(self, request: LiveRequest, reason: str, message: str, limit: float) -> None:
+        elapsed = self._clock() - request.accepted_at
+        metadata = {"limit_seconds": f"{limit:.3f}", "elapsed_seconds": f"{elapsed:.3f}", "predicted": "false"}
+        error = ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, message, metadata=metadata)
+        request.fail(error, released=False)
+
+
+def deadline_exceeded() -> ServiceError:
+    """Return the error of a call whose deadline has passed."""
+    message = "the deadline of the call passed before the output was complete"
+    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE, message, metadata={"predicted": "false"})
