@@ -47,11 +47,11 @@ from scheduler_svc.server import SchedulerServer
 NUM_SLOTS = 4096
 MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 16
-NUM_CLIENTS = 40
+NUM_CLIENTS = 28
 _DEPTH = 2
 _START_SECONDS = 120.0
 
-MIX = ((5, (40, 200), (40, 160)), (3, (300, 700), (30, 120)), (2, (30, 100), (150, 300)))
+MIX = ((6, (60, 240), (20, 160)), (2, (300, 700), (16, 120)), (2, (30, 100), (150, 300)))
 """Weight, least and most tokens of input, of output: chats, questions about documents, pieces of writing."""
 
 
@@ -324,7 +324,7 @@ async def run(seconds: float) -> dict[str, Any]:
 def main() -> int:
     """Measure, print a table, write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=45.0, help="length of the measurement [default: 45]")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of the measurement [default: 30]")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
