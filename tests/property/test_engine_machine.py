@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 import pytest
@@ -14,14 +12,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from kv_books import check_kv_state
+from shareable import Shareable
 from strategies import RequestPlan, executor_specs, request_plans
+from whimsical import WhimsicalScheduler
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, ScheduledRow, StepFailureReason
+from scheduler_svc.batch import BatchResult, ExecutorSpec, RowStatus, StepFailureReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.listing import RequestView
 from scheduler_svc.load import LoadSnapshot
-from scheduler_svc.policies.base import BaseScheduler, SequenceView
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord
 from scheduler_svc.step_results import MAX_FAILURES
@@ -30,30 +29,6 @@ from scheduler_svc.step_results import MAX_FAILURES
 pytestmark = pytest.mark.timeout(1800)
 
 NO_LIMIT = 1 << 30
-
-
-class WhimsicalScheduler(BaseScheduler):
-    """Answers at random, nonsense included: a policy may be unfair, never unsafe."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._seen: list[SequenceView] = []
-
-    def admission_key(self, view: SequenceView, now: float) -> tuple[float, ...]:
-        self._seen.append(view)
-        answers: list[Any] = [(self._random.random(),), (1.0, 2), (float("nan"),), (), "first", None, (float("-inf"),)]
-        answer: tuple[float, ...] = self._random.choice(answers)
-        return answer
-
-    def choose_victim(self, running: Sequence[SequenceView], wanting: SequenceView, now: float) -> SequenceView | None:
-        answers: list[Any] = [*running, *running, wanting, None, self._random.choice(self._seen), "nobody"]
-        answer: SequenceView | None = self._random.choice(answers)
-        return answer
-
-    def prefill_quota(self, view: SequenceView, budget: int) -> int:
-        answers: list[Any] = [0, -3, 1, budget, budget, 10**9, None, 0.5]
-        answer: int = self._random.choice(answers)
-        return answer
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -77,10 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended_by_operator: set[RequestId] = set()
         self.num_cancelled = 0
         self.counters: dict[tuple[int, int], int] = {}
-        self.stays: dict[tuple[int, int], tuple[RequestRecord, int]] = {}
-        self.rows: dict[tuple[int, int], tuple[ScheduledRow, ...]] = {}
-        # By session: who may share it, and the tokens whose KV is computed and known to be good.
-        self.shareable: dict[int, set[tuple[str, str, tuple[int, ...]]]] = {}
+        self.shareable = Shareable()
         self.poisoned: set[int] = set()
         self.num_bad_rows = 0
         self.num_failed_steps = 0
@@ -392,40 +364,22 @@ class EngineMachine(RuleBasedStateMachine):
             return False
         for new in batch.new_sequences:
             self.counters[session, new.handle] = new.request[1]
-            record = self.records[new.request]
-            self.stays[session, new.handle] = record, new.choice
-            if new.num_cached_tokens:
-                assert record.reads_cache, "it took cached blocks although it was not to"
-                prefix = new.token_ids[: new.num_cached_tokens]
-                shareable = self.shareable.get(session, set())
-                assert (record.tenant, record.cache_salt, prefix) in shareable, "a hit on what is not there"
+            self.shareable.check_admission(session, new, self.records[new.request])
         return True
 
     def _run(self, session: int, failure: StepFailureReason | None, row_statuses: dict[int, RowStatus]) -> None:
         """Run the oldest step of a session; its result stays on the way."""
         batch = self.cell.sent[session].pop(0)
         result = self.cell.executors[session].run(batch, failure=failure, row_statuses=row_statuses)
-        self.rows[session, batch.step] = batch.rows
+        self.shareable.sent(session, batch)
         self.undelivered[session].append(result)
 
     def _deliver(self, session: int) -> None:
         result = self.undelivered[session].pop(0)
         self.cell.deliver(session, result)
         self.delivered.append((session, result))
-        self._note_shareable(session, result)
-
-    def _note_shareable(self, session: int, result: BatchResult) -> None:
-        """Note what sequences may share from now on: what good rows of those that may leave blocks have computed."""
-        block_size = self.cell.executors[session].spec.block_size
-        rows = self.rows.pop((session, result.step))
-        for row, answer in zip(rows, result.rows, strict=result.failure is None):
-            record, choice = self.stays[session, row.handle]
-            if answer.status is RowStatus.OK and record.writes_cache:
-                tokens = (*record.prompt_token_ids, *self.cell.gateway.tokens[record.id, choice])
-                num_computed = row.num_computed_tokens + row.num_scheduled_tokens
-                for end in range(block_size, num_computed + 1, block_size):
-                    key = record.tenant, record.cache_salt, tokens[:end]
-                    self.shareable.setdefault(session, set()).add(key)
+        executor = self.cell.executors[session]
+        self.shareable.note(session, executor.spec.block_size, result, self.cell.gateway)
 
 
 TestEngine = EngineMachine.TestCase
