@@ -336,7 +336,7 @@ class Engine:
         request.num_open -= 1
         if request.num_open == 0:
             self._requests.remove(request, outcome)
-            self._events.append(RequestDone(request.record.id, None, request.num_output_tokens))
+            self._events.append(RequestDone(request.record.id, None, _num_output_tokens(request)))
 
     def _fail(self, request: LiveRequest, error: ServiceError) -> None:
         """End a request with an error, unless it has ended."""
@@ -349,11 +349,15 @@ class Engine:
         request.num_open = 0
         outcome = Outcome.CANCELLED if error.code is grpc.StatusCode.CANCELLED else Outcome.FAILED
         self._requests.remove(request, outcome)
-        self._events.append(RequestDone(request.record.id, error, request.num_output_tokens))
+        self._events.append(RequestDone(request.record.id, error, _num_output_tokens(request)))
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+def _num_output_tokens(request: LiveRequest) -> int:
+    return sum(len(sequence.output_token_ids) for sequence in request.sequences)
 
 
 def _shed() -> ServiceError:

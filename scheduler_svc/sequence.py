@@ -131,11 +131,6 @@ class LiveRequest:
         self.sequences = tuple(Sequence(self, index, max_num_tokens) for index in range(len(record.choices)))
         self.num_open = len(self.sequences)
 
-    @property
-    def num_output_tokens(self) -> int:
-        """Committed tokens of all choices."""
-        return sum(len(sequence.output_token_ids) for sequence in self.sequences)
-
 
 class Sequence:
     """One choice of one live request: counters, block table, handle. Everything else is derived.
@@ -235,13 +230,10 @@ class Sequence:
 
     def tokens_between(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens numbered start to end - 1, all committed."""
-        num_prompt_tokens = self.num_prompt_tokens
-        if start >= num_prompt_tokens:
-            return tuple(self.output_token_ids[start - num_prompt_tokens : end - num_prompt_tokens])
-        if end <= num_prompt_tokens:
-            return self.request.record.prompt_token_ids[start:end]
-        output = self.output_token_ids[: end - num_prompt_tokens]
-        return self.request.record.prompt_token_ids[start:] + tuple(output)
+        first, last = start - self.num_prompt_tokens, end - self.num_prompt_tokens
+        if first >= 0:
+            return tuple(self.output_token_ids[first:last])
+        return self.request.record.prompt_token_ids[start:end] + tuple(self.output_token_ids[: max(0, last)])
 
     def begin_stay(self, session: int, handle: int, num_cached_tokens: int) -> None:
         """Start from the full record on an executor, where the KV of the first num_cached_tokens is there already."""
@@ -260,9 +252,8 @@ class Sequence:
         """Count less from now on, until end_steady: all that is left of this stay is one token after the other.
 
         While num_tokens is below steady_until, a token that arrives and is no stop brings nothing but itself. Each row
-        computes one token and samples the next, so the two counters of what is in flight are not kept: both are
-        num_computed_tokens + 1 - num_tokens. A sequence is steady nearly all of its life, and each counter costs as
-        much as all else that a step does with it.
+        computes one token and samples the next, so the counters of what is in flight, which would make each step
+        dearer, are not kept: both are num_computed_tokens + 1 - num_tokens.
         """
         self.steady_until = self.max_num_tokens - 1
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from bench_scripts import load_script
 
-bench = load_script("scheduler")
+bench, cell = load_script("scheduler"), load_script("scheduler_cell")
 
 
 def test_every_figure_is_there_and_stages_add_up() -> None:
@@ -25,13 +25,13 @@ def test_a_full_cache_has_no_free_block() -> None:
     """In the measurement with a full cache every block that a sequence gets takes the place of a cached one."""
 
     async def free_blocks() -> int:
-        async with bench.open_cell(2, num_blocks=9) as cell:
+        async with bench.open_cell(2, num_blocks=9) as opened:
             texts = bench.prompts(64)
             for _ in range(3):
-                cell.submit(next(texts), 1)
-            while cell.engine.load().num_requests:
-                await cell.step()
-            [executor] = cell.engine.load().executors
+                opened.submit(next(texts), 1)
+            while opened.engine.load().num_requests:
+                await opened.step()
+            [executor] = opened.engine.load().executors
             return int(executor.free_blocks)
 
     assert asyncio.run(free_blocks()) == 0
@@ -39,7 +39,7 @@ def test_a_full_cache_has_no_free_block() -> None:
 
 def test_a_disturbed_round_counts_for_nothing() -> None:
     """Of equal steps the median counts, so a round in which one of them took long changes no figure."""
-    rounds = [[bench.Step(4, seconds, {"apply": seconds}) for seconds in each] for each in ((1, 2), (1, 99), (3, 2))]
+    rounds = [[cell.Step(4, seconds, {"apply": seconds}) for seconds in each] for each in ((1, 2), (1, 99), (3, 2))]
     typical = bench.typical(rounds)
     assert [step.seconds for step in typical] == [1, 2]
     assert bench.us_a_row(typical) == bench.us_a_row(typical, "apply") == 1e6 * 3 / 8
@@ -47,7 +47,7 @@ def test_a_disturbed_round_counts_for_nothing() -> None:
 
 def test_time_within_time_counts_once() -> None:
     """A stage that runs within another is charged to itself alone."""
-    watch = bench.Stopwatch()
+    watch = cell.Stopwatch()
     watch.enter("outer")
     before = watch.enter("inner")
     watch.enter(before)

@@ -74,7 +74,7 @@ class Traffic:
     def publish(self, events: Sequence[Event]) -> None:
         """Note what the gateways are told, and pass it on."""
         for event in events:
-            if isinstance(event, TokensOut) or isinstance(event, StepTokens):
+            if isinstance(event, (TokensOut, StepTokens)):
                 self.num_tokens += len(event.token_ids)
             else:
                 self._note_end(event)
