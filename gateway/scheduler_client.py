@@ -214,8 +214,14 @@ class SchedulerClient:
     def _apply(self, frame: scheduler_pb2.AttachResponse, outbox: _Outbox) -> None:
         match frame.WhichOneof("frame"):
             case "step_outputs":
-                for output in frame.step_outputs.outputs:
+                step = frame.step_outputs
+                for output in step.outputs:
                     self._apply_output(output)
+                columns = (step.requests, step.choices, step.token_indexes, step.token_ids)
+                if len(set(map(len, columns))) > 1:
+                    raise _DetachedError("the scheduler sent columns of different lengths")
+                for request, choice, index, token_id in zip(*columns, strict=True):
+                    self._live.apply(request, choice, index, (token_id,), None, None)
                 outbox.acknowledge(frame.step_outputs.sequence)
             case "finished":
                 if frame.finished.HasField("error"):

@@ -1,12 +1,15 @@
 """What goes to an executor, what comes back, and what the engine tells the gateways.
 
-The types made once per row and step are named tuples: a frozen dataclass costs three times as much to make.
+Rows travel as columns: a step has up to thousands of rows, nearly all alike, and an object for each would cost more
+than all the rest. ScheduledRow and RowResult are one row, for whoever looks at single ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from typing import NamedTuple
 
 from octavo.rpc.errors import ServiceError
@@ -66,6 +69,34 @@ class ScheduledRow(NamedTuple):
     new_blocks: tuple[int, ...]
 
 
+class RowColumns(NamedTuple):
+    """The rows of a step, column by column; nobody changes them. new_blocks: by row, in order, where there are any."""
+
+    handles: Sequence[int]
+    num_scheduled_tokens: Sequence[int]
+    num_computed_tokens: Sequence[int]
+    new_blocks: Mapping[int, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, rows: Iterable[ScheduledRow]) -> RowColumns:
+        """Return the columns of some rows."""
+        given = list(rows)
+        return cls(
+            [row.handle for row in given],
+            [row.num_scheduled_tokens for row in given],
+            [row.num_computed_tokens for row in given],
+            {index: row.new_blocks for index, row in enumerate(given) if row.new_blocks},
+        )
+
+    def rows(self) -> tuple[ScheduledRow, ...]:
+        """Return the rows one by one."""
+        columns = zip(self.handles, self.num_scheduled_tokens, self.num_computed_tokens, strict=True)
+        return tuple(
+            ScheduledRow(handle, scheduled, computed, self.new_blocks.get(index, ()))
+            for index, (handle, scheduled, computed) in enumerate(columns)
+        )
+
+
 @dataclass(frozen=True)
 class ScheduledBatch:
     """One step. Order of effect: releases, new sequences, then the rows. Without rows it only carries releases.
@@ -77,8 +108,18 @@ class ScheduledBatch:
     step: int
     released_handles: tuple[int, ...]
     new_sequences: tuple[NewSequence, ...]
-    rows: tuple[ScheduledRow, ...]
+    columns: RowColumns
     num_tokens: int
+
+    @property
+    def num_rows(self) -> int:
+        """How many sequences it computes tokens for."""
+        return len(self.columns.handles)
+
+    @property
+    def rows(self) -> tuple[ScheduledRow, ...]:
+        """The rows one by one."""
+        return self.columns.rows()
 
 
 class RowStatus(Enum):
@@ -101,6 +142,54 @@ class RowResult(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: object | None
     prompt_logprobs: object | None = None
+
+
+class ResultColumns(NamedTuple):
+    """The answers to a step's rows, column by column; nobody changes them.
+
+    token_ids: of all rows, one after the other, num_sampled_tokens of each. The others are by row: statuses of the rows
+    that are not OK, and logprobs where there are any.
+    """
+
+    handles: Sequence[int]
+    num_sampled_tokens: Sequence[int]
+    token_ids: Sequence[int]
+    statuses: Mapping[int, RowStatus]
+    logprobs: Mapping[int, object]
+    prompt_logprobs: Mapping[int, object]
+
+    @classmethod
+    def of(cls, rows: Iterable[RowResult]) -> ResultColumns:
+        """Return the columns of some rows."""
+        given = list(rows)
+        numbered = list(enumerate(given))
+        return cls(
+            [row.handle for row in given],
+            [len(row.token_ids) for row in given],
+            [token_id for row in given for token_id in row.token_ids],
+            {index: row.status for index, row in numbered if row.status is not RowStatus.OK},
+            {index: row.logprobs for index, row in numbered if row.logprobs is not None},
+            {index: row.prompt_logprobs for index, row in numbered if row.prompt_logprobs is not None},
+        )
+
+    def rows(self) -> tuple[RowResult, ...]:
+        """Return the rows one by one."""
+        starts = accumulate(self.num_sampled_tokens[:-1], initial=0)
+        return tuple(self.row(index, start) for index, start in zip(range(len(self.handles)), starts, strict=False))
+
+    def row(self, index: int, start: int) -> RowResult:
+        """Return one row, whose tokens begin at `start`."""
+        return RowResult(
+            self.handles[index],
+            self.statuses.get(index, RowStatus.OK),
+            tuple(self.token_ids[start : start + self.num_sampled_tokens[index]]),
+            self.logprobs.get(index),
+            self.prompt_logprobs.get(index),
+        )
+
+
+NO_RESULTS = ResultColumns((), (), (), {}, {}, {})
+"""Of a step that failed, or had no rows."""
 
 
 class StepFailureReason(Enum):
@@ -126,10 +215,15 @@ class BatchResult:
 
     session: int
     step: int
-    rows: tuple[RowResult, ...]
+    columns: ResultColumns
     failure: StepFailureReason | None = None
     message: str = ""
     timings: StageTimings | None = None
+
+    @property
+    def rows(self) -> tuple[RowResult, ...]:
+        """The rows one by one."""
+        return self.columns.rows()
 
 
 class TokensOut(NamedTuple):
@@ -149,11 +243,28 @@ class TokensOut(NamedTuple):
     num_cached_tokens: int = 0
 
 
+class StepTokens(NamedTuple):
+    """What the requests of one gateway got in a step, of the choices that got one token and nothing else.
+
+    Columns, which nobody changes: the request's counter, the choice, the index of the token in the choice, the token.
+    """
+
+    gateway: str
+    requests: Sequence[int]
+    choices: Sequence[int]
+    token_indexes: Sequence[int]
+    token_ids: Sequence[int]
+
+
 class RequestDone(NamedTuple):
-    """The end of a request: well, where error is None; then every choice has had its end."""
+    """The end of a request: well, where error is None; then every choice has had its end.
+
+    num_output_tokens is what all its choices got.
+    """
 
     request: RequestId
     error: ServiceError | None
+    num_output_tokens: int = 0
 
 
-Event = TokensOut | RequestDone
+Event = TokensOut | StepTokens | RequestDone

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from scheduler_svc.batch import NewSequence, ScheduledBatch, ScheduledRow
+from scheduler_svc.batch import NewSequence, ScheduledBatch
 from scheduler_svc.executor_state import ExecutorState, InFlightStep
 from scheduler_svc.keyed_heap import Entry
 from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
-from scheduler_svc.step_draft import NO_BLOCKS, StepDraft
+from scheduler_svc.step_draft import StepDraft
 from scheduler_svc.time_limits import Miss, find_miss, has_limit
 from scheduler_svc.waiting_queue import QueueKey, WaitingQueue
 
@@ -97,13 +97,13 @@ class BatchBuilder:
         self._policy.begin_step(now)
         draft = self._draft(executor, self._policy, now)
         shed = draft.shed
-        if not draft.rows and not executor.in_flight and (executor.running or executor.waiting):
+        if not draft.handles and not executor.in_flight and (executor.running or executor.waiting):
             # The policy's answers leave the executor with work and nothing to do.
             self._policy.fall_back()
             draft = self._draft(executor, self._policy, now)
             shed = shed + draft.shed
         executor.drain.step(now, is_waiting=bool(executor.waiting))
-        if not draft.rows and not executor.released_handles:
+        if not draft.handles and not executor.released_handles:
             return None, shed
         executor.num_steps_built += 1
         batch = ScheduledBatch(
@@ -111,12 +111,12 @@ class BatchBuilder:
             step=executor.num_steps_built,
             released_handles=tuple(executor.released_handles),
             new_sequences=tuple(draft.new_sequences),
-            rows=tuple(draft.rows),
+            columns=draft.columns(),
             num_tokens=executor.spec.max_num_batched_tokens - draft.budget,
         )
         executor.released_handles.clear()
         executor.in_flight.append(
-            InFlightStep(batch.step, draft.sequences, batch.rows, draft.samples, batch.num_tokens, now)
+            InFlightStep(batch.step, draft.sequences, batch.columns, draft.samples, batch.num_tokens, now)
         )
         return batch, shed
 
@@ -135,33 +135,35 @@ class BatchBuilder:
         """Give each sequence in decode its row; returns those with more than one token to compute.
 
         The loop runs once per sequence and step, so it does the work of StepDraft.add in place: in steady decode a row
-        costs a few comparisons and its own making, and a block once in block_size steps.
+        costs a few comparisons and three numbers, and a block once in block_size steps.
         """
         prefills: list[Sequence] = []
-        sequences, rows, samples = draft.sequences, draft.rows, draft.samples
-        running = SequenceStatus.RUNNING
+        sequences, handles, num_computed_tokens = draft.sequences, draft.handles, draft.num_computed_tokens
+        kv = executor.kv
         for sequence in list(executor.running):
-            if sequence.status is not running:
-                continue
             computed = sequence.num_computed_tokens
-            known = sequence.num_tokens + sequence.num_placeholders
-            if known - computed != 1:
-                prefills.append(sequence)
-                continue
-            if known >= sequence.max_num_tokens:
-                continue
-            new_blocks = NO_BLOCKS
-            if computed >= sequence.num_slots:
-                if not self._make_room(draft, executor, policy, sequence, now):
+            is_steady = computed < sequence.steady_until
+            if not is_steady:
+                if sequence.status is not SequenceStatus.RUNNING:
                     continue
-                new_blocks = executor.kv.append(sequence, known)
-            rows.append(ScheduledRow(sequence.handle, 1, computed, new_blocks))
+                if sequence.num_known_tokens != computed + 1:
+                    prefills.append(sequence)
+                    continue
+                if computed + 1 >= sequence.max_num_tokens:
+                    continue
+            if computed >= sequence.num_slots:
+                # It lacks one block.
+                if not kv.num_available_blocks and not self._make_room(draft, executor, policy, sequence, now):
+                    continue
+                draft.new_blocks[len(handles)] = kv.append_block(sequence)
             sequences.append(sequence)
-            samples.append(True)
-            sequence.num_computed_tokens = known
-            sequence.num_placeholders += 1
-            sequence.num_in_flight_rows += 1
-            draft.budget -= 1
+            handles.append(sequence.handle)
+            num_computed_tokens.append(computed)
+            sequence.num_computed_tokens = computed + 1
+            if not is_steady:
+                sequence.num_placeholders += 1
+                sequence.num_in_flight_rows += 1
+        draft.level()
         return prefills
 
     def _schedule_prefills(self, draft: StepDraft, policy: PolicyGuard, prefills: Iterable[Sequence]) -> None:
@@ -170,7 +172,7 @@ class BatchBuilder:
             if sequence.status is SequenceStatus.RUNNING and draft.budget:
                 quota = _quota(policy, sequence, draft.budget)
                 if quota:
-                    draft.add(sequence, quota, NO_BLOCKS)
+                    draft.add(sequence, quota, ())
 
     def _schedule_reserve(
         self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, prefills: list[Sequence], now: float

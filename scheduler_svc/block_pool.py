@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 NULL_BLOCK = 0
@@ -29,8 +29,8 @@ class BlockPool:
         self._reference_counts = [0] * num_blocks
         self._is_kept = bytearray(num_blocks)
         self._free = deque(range(NULL_BLOCK + 1, num_blocks))
-        # Least recently held first.
-        self._cached: dict[int, None] = {}
+        # Least recently held first. A plain dict would look through all that has left its front to find the first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._num_owned = 0
         self._on_evict = on_evict
 
@@ -76,12 +76,14 @@ class BlockPool:
             raise OutOfBlocksError(
                 f"{count} blocks wanted, {self.num_available_blocks} of {self.num_total_blocks} available"
             )
-        free = self._free
-        blocks = [free.popleft() if free else self._evict() for _ in range(count)]
-        for block in blocks:
-            self._reference_counts[block] = 1
-        self._num_owned += count
-        return blocks
+        return [self.take() for _ in range(count)]
+
+    def take(self) -> int:
+        """Take one block, as `allocate` does."""
+        block = self._free.popleft() if self._free else self._evict()
+        self._reference_counts[block] = 1
+        self._num_owned += 1
+        return block
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add a holder to each of some held or cached blocks."""
@@ -140,8 +142,9 @@ class BlockPool:
         assert self._num_owned == num_held, f"{num_held} blocks are held, counted {self._num_owned}"
 
     def _evict(self) -> int:
-        block = next(iter(self._cached))
-        del self._cached[block]
+        if not self._cached:
+            raise OutOfBlocksError(f"a block wanted, none of {self.num_total_blocks} available")
+        block, _ = self._cached.popitem(last=False)
         self._is_kept[block] = False
         if self._on_evict is not None:
             self._on_evict(block)

@@ -7,7 +7,7 @@ are copied whole, so the cost is per row and frame, not per token.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate, chain
+from itertools import chain
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -19,15 +19,17 @@ from octavo.internal.scheduler.v1.scheduler_pb2 import AttachResponse
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument, number_from_code
 from octavo.rpc.limits import MAX_TERM
 from scheduler_svc.batch import (
+    NO_RESULTS,
     BatchResult,
     ExecutorSpec,
     NewSequence,
     RequestDone,
-    RowResult,
+    ResultColumns,
     RowStatus,
     ScheduledBatch,
     StageTimings,
     StepFailureReason,
+    StepTokens,
     TokensOut,
 )
 from scheduler_svc.load import LoadSnapshot, ModelPoolView
@@ -164,7 +166,7 @@ def rejected_frame(counter: int, error: ServiceError) -> Frame:
     return Frame(rejected=scheduler_pb2.Rejected(request=counter, error=_request_error(error)))
 
 
-def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut]) -> Frame:
+def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut], plain: StepTokens | None = None) -> Frame:
     """Return one step's outputs for one gateway; at most one for each choice."""
     frame = Frame()
     step_outputs = frame.step_outputs
@@ -182,6 +184,11 @@ def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut]) -> Frame:
             output.end.reason = _REASON_TO_PROTO[end.reason]
             if end.stop_token_id is not None:
                 output.end.stop_token_id = end.stop_token_id
+    if plain is not None:
+        step_outputs.requests.extend(plain.requests)
+        step_outputs.choices.extend(plain.choices)
+        step_outputs.token_indexes.extend(plain.token_indexes)
+        step_outputs.token_ids.extend(plain.token_ids)
     return frame
 
 
@@ -266,18 +273,21 @@ def begin_frame(term: int, session: int) -> ExecuteRequest:
 
 def step_batch_frame(batch: ScheduledBatch, session: int) -> ExecuteRequest:
     """Return a step under the session's number on the wire."""
-    rows = batch.rows
+    handles, num_scheduled_tokens, num_computed_tokens, new_blocks = batch.columns
+    num_new_blocks = [0] * len(handles)
+    for row, blocks in new_blocks.items():
+        num_new_blocks[row] = len(blocks)
     return ExecuteRequest(
         step_batch=executor_pb2.StepBatch(
             session=session,
             step=batch.step,
             released_handles=batch.released_handles,
             new_sequences=map(_new_sequence, batch.new_sequences),
-            handles=[row.handle for row in rows],
-            num_scheduled_tokens=[row.num_scheduled_tokens for row in rows],
-            num_computed_tokens=[row.num_computed_tokens for row in rows],
-            num_new_blocks=[len(row.new_blocks) for row in rows],
-            new_blocks=chain.from_iterable(row.new_blocks for row in rows),
+            handles=handles,
+            num_scheduled_tokens=num_scheduled_tokens,
+            num_computed_tokens=num_computed_tokens,
+            num_new_blocks=num_new_blocks,
+            new_blocks=chain.from_iterable(new_blocks.values()),
         )
     )
 
@@ -306,30 +316,33 @@ def batch_result(result: executor_pb2.StepResult, session: int) -> BatchResult:
         reason = _STEP_FAILURE.get(result.failure.reason)
         if reason is None:
             raise WireError(f"step {result.step} failed for no known reason ({result.failure.reason})")
-        return BatchResult(session, result.step, (), reason, result.failure.message)
-    counts = result.num_sampled_tokens
-    if not len(result.handles) == len(result.statuses) == len(counts):
+        return BatchResult(session, result.step, NO_RESULTS, reason, result.failure.message)
+    # Slices are lists, and made twice as fast as by list().
+    handles, statuses, counts = result.handles[:], result.statuses[:], result.num_sampled_tokens[:]
+    token_ids = result.token_ids[:]
+    if not len(handles) == len(statuses) == len(counts):
         raise WireError(f"step {result.step}: row columns of different lengths")
-    if sum(counts) != len(result.token_ids):
-        raise WireError(f"step {result.step}: {len(result.token_ids)} token ids where rows claim {sum(counts)}")
-    try:
-        statuses = [_ROW_STATUS[status] for status in result.statuses]
-    except KeyError as unknown:
-        raise WireError(f"step {result.step}: unknown row status {unknown}") from None
-    token_ids = tuple(result.token_ids)
+    if sum(counts) != len(token_ids):
+        raise WireError(f"step {result.step}: {len(token_ids)} token ids where rows claim {sum(counts)}")
     logprobs = {entry.row: entry.columns for entry in result.logprobs}
     if any(row >= len(counts) for row in logprobs):
         raise WireError(f"step {result.step}: logprobs of a row that does not exist")
     prompt_logprobs = {entry.row: _prompt_logprobs(entry) for entry in result.prompt_logprobs}
     if any(row >= len(counts) for row in prompt_logprobs):
         raise WireError(f"step {result.step}: prompt logprobs of a row that does not exist")
-    ends = tuple(accumulate(counts))
-    rows = tuple(
-        RowResult(handle, status, token_ids[end - count : end], logprobs.get(row), prompt_logprobs.get(row))
-        for row, (handle, status, count, end) in enumerate(zip(result.handles, statuses, counts, ends, strict=True))
-    )
     timings = _timings(result.timings) if result.HasField("timings") else None
-    return BatchResult(session, result.step, rows, timings=timings)
+    columns = ResultColumns(handles, counts, token_ids, _not_ok(result.step, statuses), logprobs, prompt_logprobs)
+    return BatchResult(session, result.step, columns, timings=timings)
+
+
+def _not_ok(step: int, statuses: list[executor_pb2.RowStatus]) -> dict[int, RowStatus]:
+    """Return the statuses of rows that are not OK, by row."""
+    if statuses.count(executor_pb2.ROW_STATUS_OK) == len(statuses):
+        return {}
+    try:
+        return {row: _ROW_STATUS[status] for row, status in enumerate(statuses) if status != executor_pb2.ROW_STATUS_OK}
+    except KeyError as unknown:
+        raise WireError(f"step {step}: unknown row status {unknown}") from None
 
 
 def _prompt_logprobs(entry: executor_pb2.RowPromptLogprobs) -> scheduler_pb2.PromptLogprobs:

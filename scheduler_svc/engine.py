@@ -201,7 +201,7 @@ class Engine:
         num_tokens = step.num_tokens if result.failure is None else 0
         executor.step_clock.answered(num_tokens, step.built_at, now, result.timings)
         applied = self._results.apply(executor, step, result, now)
-        self._events.extend(applied.outputs)
+        self._events.extend(applied.events)
         for sequence in applied.ended:
             self._close_choice(sequence, Outcome.FINISHED)
         for request, error in applied.failed:
@@ -352,7 +352,7 @@ class Engine:
         request.num_open -= 1
         if request.num_open == 0:
             self._requests.remove(request, outcome)
-            self._events.append(RequestDone(request.record.id, None))
+            self._events.append(RequestDone(request.record.id, None, _num_output_tokens(request)))
 
     def _fail(self, request: LiveRequest, error: ServiceError) -> None:
         """End a request with an error, unless it has ended."""
@@ -365,11 +365,15 @@ class Engine:
         request.num_open = 0
         outcome = Outcome.CANCELLED if error.code is grpc.StatusCode.CANCELLED else Outcome.FAILED
         self._requests.remove(request, outcome)
-        self._events.append(RequestDone(request.record.id, error))
+        self._events.append(RequestDone(request.record.id, error, _num_output_tokens(request)))
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+def _num_output_tokens(request: LiveRequest) -> int:
+    return sum(len(sequence.output_token_ids) for sequence in request.sequences)
 
 
 def _shed() -> ServiceError:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, NoReturn, Protocol
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, ScheduledBatch
+from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, ScheduledBatch, StepTokens
 from scheduler_svc.engine import Engine
 from scheduler_svc.kv_views import KvQuery, KvState
 from scheduler_svc.listing import RequestPlace, RequestsPage
@@ -132,10 +132,10 @@ class EngineLoop:
         with self._guarded("cancel", request_id=format_request_id(request_id)):
             events = self._engine.cancel(request_id, choice, kept_tokens, reason)
         # The engine may hand out events of other requests along with these.
-        own = [event for event in events if event.request == request_id]
+        own = [event for event in events if _is_of(event, request_id)]
         if not publish:
             self._log.published(own, now)
-            events = [event for event in events if event.request != request_id]
+            events = [event for event in events if not _is_of(event, request_id)]
         self._after(events, now)
         return bool(own)
 
@@ -145,7 +145,7 @@ class EngineLoop:
         with self._guarded("abort", request_id=format_request_id(request_id)):
             events = self._engine.abort(request_id, error)
         self._after(events, now)
-        return any(event.request == request_id for event in events)
+        return any(_is_of(event, request_id) for event in events)
 
     def requests_of(self, incarnation: str) -> set[int]:
         """Return the counters of one gateway's live requests."""
@@ -306,3 +306,8 @@ class EngineLoop:
             self._failure = EngineFailedError(f"{call}: {error!r}")
             self._wake.set()
             raise self._failure from error
+
+
+def _is_of(event: Event, request_id: RequestId) -> bool:
+    """Whether an event is of one request alone. What a step brings is not."""
+    return not isinstance(event, StepTokens) and event.request == request_id

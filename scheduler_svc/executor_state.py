@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
-from scheduler_svc.batch import ExecutorSpec, ScheduledRow
+from scheduler_svc.batch import ExecutorSpec, RowColumns
 from scheduler_svc.burst_reserve import BurstReserve, ReserveSettings
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.kv_cache_manager import KVCacheManager
@@ -15,18 +15,21 @@ from scheduler_svc.step_clock import StepClock
 from scheduler_svc.time_limits import NO_LEAD, Lead
 from scheduler_svc.waiting_queue import QueueKey, WaitingQueue
 
+PlainColumns = tuple[list[Sequence], list[int], list[int]]
+"""Sequences of one gateway, the counters of their requests, their choices."""
+
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A step that is not answered. Parallel columns: whose row, what was asked, whether it samples a token.
+    """A step that is not answered. Parallel columns: whose row, what was asked, 1 where it samples a token, else 0.
 
     built_at is on the engine's clock; num_tokens is what all rows compute.
     """
 
     step: int
     sequences: list[Sequence]
-    rows: tuple[ScheduledRow, ...]
-    samples: list[bool]
+    columns: RowColumns
+    samples: list[int]
     num_tokens: int
     built_at: float
 
@@ -47,6 +50,9 @@ class ExecutorState:
         self.in_flight: deque[InFlightStep] = deque()
         self.released_handles: list[int] = []
         self.step_clock = StepClock()
+        # Who got one token and nothing else in the last step, and the same by gateway: mostly so in the next, too.
+        self.plain: list[Sequence] = []
+        self.plain_by_gateway: dict[str, PlainColumns] = {}
         self.num_steps_built = 0
         self.num_steps_done = 0
         self._last_handle = 0
@@ -158,15 +164,14 @@ class ExecutorState:
         for sequence in self.waiting:
             assert sequence.status is SequenceStatus.WAITING, f"{sequence!r} is queued"
             assert not sequence.block_table, f"{sequence!r} holds blocks and is queued"
-            assert sequence.num_computed_tokens == sequence.num_placeholders == 0
+            assert sequence.num_computed_tokens == sequence.num_placeholders == sequence.steady_until == 0
         held = {block for sequence in self.running for block in sequence.block_table}
         assert self.kv.num_owned_blocks == len(held), "blocks are held outside"
         rows_in_flight: dict[Sequence, int] = {}
         samples_in_flight: dict[Sequence, int] = {}
         for step in self.in_flight:
-            assert len(step.sequences) == len(step.rows) == len(step.samples)
-            for sequence, row, samples in zip(step.sequences, step.rows, step.samples, strict=True):
-                assert row.handle == sequence.handle or sequence.status is SequenceStatus.FINISHED
+            for sequence, handle, samples in zip(step.sequences, step.columns.handles, step.samples, strict=True):
+                assert handle == sequence.handle or sequence.status is SequenceStatus.FINISHED
                 rows_in_flight[sequence] = rows_in_flight.get(sequence, 0) + 1
                 samples_in_flight[sequence] = samples_in_flight.get(sequence, 0) + samples
         handles = set()
@@ -175,10 +180,14 @@ class ExecutorState:
             assert 0 < sequence.handle <= self._last_handle
             assert sequence.handle not in self.released_handles
             handles.add(sequence.handle)
-            assert sequence.num_placeholders == samples_in_flight.get(sequence, 0)
+            assert sequence.num_known_tokens == sequence.num_tokens + samples_in_flight.get(sequence, 0)
             assert sequence.num_computed_tokens < sequence.num_known_tokens <= sequence.max_num_tokens
             assert sequence.num_computed_tokens <= sequence.num_slots, f"{sequence!r} computed past its blocks"
+            assert sequence.steady_until in (0, sequence.max_num_tokens - 1)
         assert len(handles) == len(self.running), "two sequences share a handle"
         for sequence in (*self.waiting, *self.running, *rows_in_flight):
             expected = rows_in_flight.get(sequence, 0)
-            assert sequence.num_in_flight_rows == expected or sequence.status is SequenceStatus.FINISHED
+            is_counted = not sequence.steady_until
+            assert (
+                not is_counted or sequence.num_in_flight_rows == expected or sequence.status is SequenceStatus.FINISHED
+            )

@@ -121,6 +121,13 @@ class KVCacheManager:
         sequence.num_slots = len(sequence.block_table) * self.block_size
         return tuple(blocks)
 
+    def append_block(self, sequence: Sequence) -> tuple[int, ...]:
+        """Grow a table by one block and return it, or raise OutOfBlocksError."""
+        block = self._pool.take()
+        sequence.block_table.append(block)
+        sequence.num_slots += self.block_size
+        return (block,)
+
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
         """Keep the blocks that the first num_tokens tokens fill: committed, computed, and all of it finite.
 

@@ -90,10 +90,10 @@ class SchedulerMetrics:
 
     def step_built(self, batch: ScheduledBatch, seconds: float) -> None:
         """Count a step that goes out; `seconds` is what it took to build it."""
-        if not batch.rows:
+        if not batch.num_rows:
             return
         self._schedule.observe(seconds)
-        self._rows.observe(len(batch.rows))
+        self._rows.observe(batch.num_rows)
         self._tokens.observe(batch.num_tokens)
         for new in batch.new_sequences:
             if new.queue_seconds is not None:
@@ -105,7 +105,7 @@ class SchedulerMetrics:
         With several steps in flight a step waits behind the one before it. It does so in the executor, whose queue
         time holds that wait, so what is left is the way there and back.
         """
-        if timings is None or not batch.rows:
+        if timings is None or not batch.num_rows:
             return
         queue, prepare, forward, sample = timings
         self._stage_queue.observe(queue)

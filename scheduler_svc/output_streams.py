@@ -15,7 +15,7 @@ from typing import NamedTuple
 import grpc
 
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
-from scheduler_svc.batch import Event, RequestDone, TokensOut
+from scheduler_svc.batch import Event, RequestDone, StepTokens, TokensOut
 from scheduler_svc.convert import Frame, finished_frame, step_outputs_frame
 
 MAX_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
@@ -46,6 +46,15 @@ def _nobody() -> None:
     """Notify no one: no stream is attached."""
 
 
+def _choices(tokens: StepTokens | None) -> set[tuple[int, int]]:
+    return set() if tokens is None else set(zip(tokens.requests, tokens.choices, strict=True))
+
+
+def _joined(first: StepTokens, second: StepTokens) -> StepTokens:
+    pairs = zip(first[1:], second[1:], strict=True)
+    return StepTokens(first.gateway, *([*one, *other] for one, other in pairs))
+
+
 class OutputStream:
     """The outputs of one gateway incarnation, in order: sent ones, unsent ones, then those that have no frame yet.
 
@@ -64,6 +73,7 @@ class OutputStream:
         self._unsent: deque[_Kept] = deque()
         self._highest_sent = first_sequence - 1
         self._tokens: dict[tuple[int, int], TokensOut] = {}
+        self._plain: StepTokens | None = None
         self._done: list[RequestDone] = []
         self._finished: set[int] = set()
 
@@ -80,13 +90,16 @@ class OutputStream:
         """Add one event of a step. Call `flush` after the step's last."""
         if self.lapsed:
             return
+        if isinstance(event, StepTokens):
+            self._add_plain(event)
+            return
         counter = event.request[1]
         if isinstance(event, RequestDone):
             self._finished.add(counter)
             self._done.append(event)
             return
         choice = (counter, event.choice)
-        if choice in self._tokens:
+        if choice in self._tokens or choice in _choices(self._plain):
             self._make_frames()
         self._tokens[choice] = event
 
@@ -97,6 +110,7 @@ class OutputStream:
             self._sent.clear()
             self._unsent.clear()
             self._tokens.clear()
+            self._plain = None
             self._done.clear()
             self._finished.clear()
             self.num_bytes = 0
@@ -131,10 +145,17 @@ class OutputStream:
                 if kept.finished is not None:
                     self._finished.discard(kept.finished)
 
+    def _add_plain(self, tokens: StepTokens) -> None:
+        # Mostly nothing is left of steps before, and what the step itself has told already is of few choices.
+        if (self._tokens or self._plain) and not _choices(tokens).isdisjoint((*self._tokens, *_choices(self._plain))):
+            self._make_frames()
+        self._plain = tokens if self._plain is None else _joined(self._plain, tokens)
+
     def _make_frames(self) -> None:
-        if self._tokens:
-            self._keep(step_outputs_frame(self.next_sequence, self._tokens.values()), None)
+        if self._tokens or self._plain is not None:
+            self._keep(step_outputs_frame(self.next_sequence, self._tokens.values(), self._plain), None)
             self._tokens.clear()
+            self._plain = None
         for done in self._done:
             self._keep(finished_frame(self.next_sequence, done), done.request[1])
         self._done.clear()
@@ -176,7 +197,7 @@ class OutputStreams:
         """Take in the events of one engine call, in order."""
         touched: dict[str, OutputStream] = {}
         for event in events:
-            incarnation = event.request[0]
+            incarnation = event.gateway if isinstance(event, StepTokens) else event.request[0]
             stream = self._streams.get(incarnation)
             if stream is not None:
                 stream.add(event)

@@ -82,6 +82,7 @@ class Placement:
             return
         for step in executor.in_flight:
             for sequence in step.sequences:
+                sequence.end_steady()
                 sequence.num_in_flight_rows = 0
         for sequence in (*executor.running, *executor.waiting):
             executor.remove(sequence)

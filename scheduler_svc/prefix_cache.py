@@ -71,12 +71,17 @@ class PrefixCache:
 
     def publish(self, sequence: Sequence, index: int, block: int) -> bool:
         """Enter the full block numbered `index` of a sequence, unless one with the same content is known."""
+        token_ids = self._tokens(sequence, index)
+        size, hashes = sequence.block_hashes
+        if hashes and size == self._block_size and len(hashes) == index:
+            # The next block of an output: the hash is made here, with the tokens at hand.
+            hashes.append(self._digest(hashes[-1] + array("I", token_ids).tobytes()))
         block_hash = self._hashes(sequence, index + 1)[index]
         self._computing.pop(block_hash, None)
         if block_hash in self._blocks:
             return False
         self._blocks[block_hash] = block
-        self._entries[block] = (block_hash, self._tokens(sequence, index))
+        self._entries[block] = (block_hash, token_ids)
         return True
 
     def forget(self, block: int) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduler_svc.batch import Event, NewSequence, RequestDone, TokensOut
+from scheduler_svc.batch import Event, NewSequence, RequestDone, StepTokens, TokensOut
 from scheduler_svc.sequence import RequestId, RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ class _LiveRequest:
     prompt_tokens: int
     scheduled_at: float | None = None
     first_token_at: float | None = None
-    tokens: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
 
 
@@ -42,7 +41,6 @@ class RequestLog:
         if record.id in self._live:
             return
         live = _LiveRequest(now - record.age, len(record.prompt_token_ids))
-        live.tokens = {index: len(choice.token_ids) for index, choice in enumerate(record.choices)}
         self._live[record.id] = live
         fields = {
             "request_id": format_request_id(record.id),
@@ -50,7 +48,7 @@ class RequestLog:
             "model": record.model,
             "prompt_tokens": live.prompt_tokens,
             "choices": len(record.choices),
-            "committed_tokens": sum(live.tokens.values()),
+            "committed_tokens": sum(len(choice.token_ids) for choice in record.choices),
             "age": round(record.age, 6),
         }
         logger.info("request accepted", extra={"fields": fields})
@@ -63,15 +61,14 @@ class RequestLog:
                 live.scheduled_at = now
 
     def published(self, events: Iterable[Event], now: float) -> None:
-        """Follow the events of one engine call."""
+        """Follow the events of one engine call. Each choice's first tokens and its end are TokensOut."""
         for event in events:
+            if isinstance(event, StepTokens):
+                continue
             live = self._live.get(event.request)
             if live is None:
                 continue
             if isinstance(event, TokensOut):
-                if event.token_ids or event.end is not None:
-                    # An end may come with fewer tokens than there were: those past a stop in the text do not count.
-                    live.tokens[event.choice] = event.first_token_index + len(event.token_ids)
                 if event.token_ids:
                     live.first_token_at = now if live.first_token_at is None else live.first_token_at
                 if event.end is not None:
@@ -89,7 +86,7 @@ def _log_end(done: RequestDone, live: _LiveRequest, now: float) -> None:
         "request_id": format_request_id(done.request),
         "reasons": [live.reasons[choice] for choice in sorted(live.reasons)],
         "prompt_tokens": live.prompt_tokens,
-        "completion_tokens": sum(live.tokens.values()),
+        "completion_tokens": done.num_output_tokens,
         "queue_seconds": since_arrival(live.scheduled_at),
         "first_token_seconds": since_arrival(live.first_token_at),
         "seconds": since_arrival(now),

@@ -171,6 +171,8 @@ class Sequence:
         "request_id",
         "session",
         "status",
+        "steady_until",
+        "stop_token_ids",
         "stopping",
         "view",
     )
@@ -181,6 +183,7 @@ class Sequence:
         self.request_id = record.id
         self.choice = choice
         self.stopping = record.stopping
+        self.stop_token_ids = record.stopping.stop_token_ids
         self.max_num_tokens = max_num_tokens
         self.num_prompt_tokens = len(record.prompt_token_ids)
         self.output_token_ids = list(record.choices[choice].token_ids)
@@ -200,6 +203,8 @@ class Sequence:
         self.block_hashes: tuple[int, list[bytes]] = (0, [])
         self.num_cached_tokens = 0  # that this stay took from the prefix cache
         self.num_cached_tokens_untold = 0  # of the request's first stay, where the gateway has not heard of them
+        # See begin_steady; 0 outside of it.
+        self.steady_until = 0
         self.num_in_flight_rows = 0
         # It was made to give way, so it queues by its key again.
         self.has_yielded = False
@@ -218,7 +223,7 @@ class Sequence:
     @property
     def num_known_tokens(self) -> int:
         """Committed tokens and those that rows in flight will sample."""
-        return self.num_tokens + self.num_placeholders
+        return self.num_computed_tokens + 1 if self.steady_until else self.num_tokens + self.num_placeholders
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -227,11 +232,10 @@ class Sequence:
 
     def tokens_between(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens numbered start to end - 1, all committed."""
-        num_prompt_tokens = self.num_prompt_tokens
-        if end <= num_prompt_tokens:
-            return self.request.record.prompt_token_ids[start:end]
-        output = self.output_token_ids[max(0, start - num_prompt_tokens) : end - num_prompt_tokens]
-        return self.request.record.prompt_token_ids[start:] + tuple(output)
+        first, last = start - self.num_prompt_tokens, end - self.num_prompt_tokens
+        if first >= 0:
+            return tuple(self.output_token_ids[first:last])
+        return self.request.record.prompt_token_ids[start:end] + tuple(self.output_token_ids[: max(0, last)])
 
     def begin_stay(self, session: int, handle: int, num_cached_tokens: int) -> None:
         """Start from the full record on an executor, where the KV of the first num_cached_tokens is there already."""
@@ -246,8 +250,24 @@ class Sequence:
             self.request.was_started = True
             self.request.num_cached_tokens = self.num_cached_tokens_untold = num_cached_tokens
 
+    def begin_steady(self) -> None:
+        """Count less from now on, until end_steady: all that is left of this stay is one token after the other.
+
+        While num_tokens is below steady_until, a token that arrives and is no stop brings nothing but itself. Each row
+        computes one token and samples the next, so the counters of what is in flight, which would make each step
+        dearer, are not kept: both are num_computed_tokens + 1 - num_tokens.
+        """
+        self.steady_until = self.max_num_tokens - 1
+
+    def end_steady(self) -> None:
+        """Keep all counters again; nothing happens where they are kept."""
+        if self.steady_until:
+            self.num_placeholders = self.num_in_flight_rows = self.num_computed_tokens + 1 - self.num_tokens
+            self.steady_until = 0
+
     def end_stay(self) -> None:
         """Forget all computed state; tokens in flight are committed when they arrive, not counted on before."""
+        self.end_steady()
         self.status = SequenceStatus.WAITING
         self.num_computed_tokens = self.num_cached_tokens = 0
         self.num_placeholders = 0
@@ -263,6 +283,7 @@ class Sequence:
 
     def keep(self, num_output_tokens: int) -> None:
         """Forget the output past num_output_tokens tokens; for a sequence that is being ended."""
+        self.end_steady()
         del self.output_token_ids[max(0, num_output_tokens) :]
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
 

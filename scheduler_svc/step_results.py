@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass, field
+from itertools import accumulate, compress
 
 import grpc
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.batch import BatchResult, RowResult, RowStatus, ScheduledRow, StepFailureReason, TokensOut
+from scheduler_svc.batch import (
+    BatchResult,
+    Event,
+    ResultColumns,
+    RowResult,
+    RowStatus,
+    StepFailureReason,
+    StepTokens,
+    TokensOut,
+)
 from scheduler_svc.batch_builder import BatchBuilder
-from scheduler_svc.executor_state import ExecutorState, InFlightStep
+from scheduler_svc.executor_state import ExecutorState, InFlightStep, PlainColumns
 from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 
@@ -27,7 +38,7 @@ RETRY_DELAY = 1.0
 class Applied:
     """What a result brought. Sequences in `ended` hold nothing any more; requests in `failed` are still to be ended."""
 
-    outputs: list[TokensOut] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     ended: list[Sequence] = field(default_factory=list)
     failed: list[tuple[LiveRequest, ServiceError]] = field(default_factory=list)
 
@@ -47,53 +58,87 @@ class StepResults:
         if result.failure is not None:
             self._apply_failure(executor, step, result, now, applied)
             return applied
-        outputs = applied.outputs
-        num_tokens = 0
-        finished, ok = SequenceStatus.FINISHED, RowStatus.OK
+        columns = result.columns
+        if columns.handles != step.columns.handles:
+            columns = _aligned(step, columns)
+        tokens = _plain_tokens(columns, step.samples, executor.spec.vocab_size)
+        starts = _starts(columns)
+        is_plain = bytearray(b"\1") * len(tokens)
+        # The loop runs once per sequence and step. What is not plain is rare.
+        for sequence, token_id, row in zip(step.sequences, tokens, range(len(tokens)), strict=True):
+            num_tokens = sequence.num_tokens
+            if token_id is None or num_tokens >= sequence.steady_until or token_id in sequence.stop_token_ids:
+                is_plain[row] = False
+                self._apply_row(executor, step, row, columns.row(row, starts[row]), now, applied)
+                continue
+            if num_tokens >= sequence.publish_at:
+                executor.kv.publish(sequence, num_tokens)
+            sequence.output_token_ids.append(token_id)
+            sequence.num_tokens = num_tokens + 1
+        plain = step.sequences
+        if not all(is_plain):
+            plain = list(compress(plain, is_plain))
+        self.num_generated_tokens += len(plain)
         tell = self._policy.on_tokens
-        columns = zip(step.sequences, step.rows, step.samples, _aligned(step, result), strict=True)
-        for sequence, sent, samples, row in columns:
-            sequence.num_in_flight_rows -= 1
-            if sequence.status is finished or sequence.is_discarding:
-                continue
-            token_ids = row.token_ids
-            if row.status is not ok or len(token_ids) != samples:
-                self._apply_bad_row(executor, sequence, row, now, applied)
-                continue
-            if sent.num_computed_tokens < sequence.num_prompt_tokens:
-                self._charge_prompt(sequence, sent)
-            num_computed = sent.num_computed_tokens + sent.num_scheduled_tokens
-            if num_computed >= sequence.publish_at:
-                executor.kv.publish(sequence, num_computed)
-            if not samples:
-                if row.prompt_logprobs is not None:
-                    outputs.append(_prompt_only(sequence, row.prompt_logprobs))
-                continue
-            token_id = token_ids[0]
-            if not 0 <= token_id < executor.spec.vocab_size:
-                applied.failed.append((sequence.request, _out_of_vocabulary(sequence, executor, token_id)))
-                continue
-            index = len(sequence.output_token_ids)
-            end = sequence.commit(token_id)
-            output = TokensOut(
-                sequence.request_id, sequence.choice, index, token_ids, row.logprobs, end, row.prompt_logprobs
-            )
-            if sequence.num_cached_tokens_untold:
-                output = output._replace(num_cached_tokens=sequence.num_cached_tokens_untold)
-                sequence.num_cached_tokens_untold = 0
-            outputs.append(output)
-            num_tokens += 1
-            if tell is not None:
+        if tell is not None:
+            for sequence in plain:
                 tell(sequence.view, 0, 1)
-            if end is not None:
-                executor.remove(sequence)
-                sequence.status = finished
-                applied.ended.append(sequence)
-        self.num_generated_tokens += num_tokens
+        applied.events += _step_tokens(executor, plain)
         return applied
 
-    def _charge_prompt(self, sequence: Sequence, sent: ScheduledRow) -> None:
-        computed = min(sent.num_computed_tokens + sent.num_scheduled_tokens, sequence.num_prompt_tokens)
+    def _apply_row(
+        self, executor: ExecutorState, step: InFlightStep, index: int, row: RowResult, now: float, applied: Applied
+    ) -> None:
+        """Apply the answer to one row, whatever it brings."""
+        sequence, samples = step.sequences[index], step.samples[index]
+        sequence.end_steady()
+        sequence.num_in_flight_rows -= 1
+        if sequence.status is SequenceStatus.FINISHED or sequence.is_discarding:
+            return
+        if row.status is not RowStatus.OK or len(row.token_ids) != samples:
+            self._apply_bad_row(executor, sequence, row, now, applied)
+            return
+        num_computed = step.columns.num_computed_tokens[index]
+        num_scheduled = step.columns.num_scheduled_tokens[index]
+        if num_computed < sequence.num_prompt_tokens:
+            self._charge_prompt(sequence, num_computed + num_scheduled)
+        if num_computed + num_scheduled >= sequence.publish_at:
+            executor.kv.publish(sequence, num_computed + num_scheduled)
+        if not samples:
+            if row.prompt_logprobs is not None:
+                applied.events.append(_prompt_only(sequence, row.prompt_logprobs))
+            return
+        token_id = row.token_ids[0]
+        if not 0 <= token_id < executor.spec.vocab_size:
+            applied.failed.append((sequence.request, _out_of_vocabulary(sequence, executor, token_id)))
+            return
+        first_token_index = len(sequence.output_token_ids)
+        end = sequence.commit(token_id)
+        applied.events.append(
+            TokensOut(
+                sequence.request_id,
+                sequence.choice,
+                first_token_index,
+                row.token_ids,
+                row.logprobs,
+                end,
+                row.prompt_logprobs,
+                sequence.num_cached_tokens_untold,
+            )
+        )
+        sequence.num_cached_tokens_untold = 0
+        self.num_generated_tokens += 1
+        if self._policy.on_tokens is not None:
+            self._policy.on_tokens(sequence.view, 0, 1)
+        if end is not None:
+            executor.remove(sequence)
+            sequence.status = SequenceStatus.FINISHED
+            applied.ended.append(sequence)
+        elif sequence.status is SequenceStatus.RUNNING:
+            sequence.begin_steady()
+
+    def _charge_prompt(self, sequence: Sequence, num_computed: int) -> None:
+        computed = min(num_computed, sequence.num_prompt_tokens)
         if computed > sequence.num_charged_prompt_tokens:
             if self._policy.on_tokens is not None:
                 self._policy.on_tokens(sequence.view, computed - sequence.num_charged_prompt_tokens, 0)
@@ -119,6 +164,7 @@ class StepResults:
     ) -> None:
         """Restart every row's sequence: its KV is lost."""
         for sequence in step.sequences:
+            sequence.end_steady()
             sequence.num_in_flight_rows -= 1
             if sequence.status is SequenceStatus.FINISHED or sequence.is_discarding:
                 continue
@@ -137,13 +183,58 @@ class StepResults:
         return sequence.num_failures > MAX_FAILURES
 
 
-def _aligned(step: InFlightStep, result: BatchResult) -> tuple[RowResult, ...]:
+def _step_tokens(executor: ExecutorState, plain: list[Sequence]) -> abc.Iterator[StepTokens]:
+    """Tell of the last token of each sequence, gateway by gateway."""
+    if executor.plain != plain:
+        executor.plain, executor.plain_by_gateway = plain, _by_gateway(plain)
+    for gateway, (sequences, requests, choices) in executor.plain_by_gateway.items():
+        yield StepTokens(
+            gateway,
+            requests,
+            choices,
+            [len(sequence.output_token_ids) - 1 for sequence in sequences],
+            [sequence.output_token_ids[-1] for sequence in sequences],
+        )
+
+
+def _by_gateway(sequences: list[Sequence]) -> dict[str, PlainColumns]:
+    groups: dict[str, list[Sequence]] = {sequence.request_id[0]: [] for sequence in sequences}
+    for sequence in sequences:
+        groups[sequence.request_id[0]].append(sequence)
+    return {
+        gateway: (own, [sequence.request_id[1] for sequence in own], [sequence.choice for sequence in own])
+        for gateway, own in groups.items()
+    }
+
+
+def _starts(columns: ResultColumns) -> abc.Sequence[int]:
+    """Where the tokens of each row begin."""
+    if len(columns.token_ids) == len(columns.handles) == columns.num_sampled_tokens.count(1):
+        return range(len(columns.handles))
+    return [0, *accumulate(columns.num_sampled_tokens)]
+
+
+def _plain_tokens(columns: ResultColumns, samples: list[int], vocab_size: int) -> abc.Sequence[int | None]:
+    """The token of each row that is OK and brings one token and nothing else; None where that is not so."""
+    token_ids = columns.token_ids
+    if columns.num_sampled_tokens != samples or max(token_ids, default=0) >= vocab_size:
+        return [None] * len(samples)
+    tokens: abc.Sequence[int | None] = token_ids
+    if len(token_ids) != len(samples):
+        rest = iter(token_ids)
+        tokens = [next(rest) if count else None for count in samples]
+    if columns.statuses or columns.logprobs or columns.prompt_logprobs:
+        others = {*columns.statuses, *columns.logprobs, *columns.prompt_logprobs}
+        tokens = [None if row in others else token_id for row, token_id in enumerate(tokens)]
+    return tokens
+
+
+def _aligned(step: InFlightStep, columns: ResultColumns) -> ResultColumns:
     """The result's rows in the order of the step's; a row that is missing counts as DESYNC, one too many as nothing."""
-    sent_handles = [row.handle for row in step.rows]
-    if [row.handle for row in result.rows] == sent_handles:
-        return result.rows
-    by_handle = {row.handle: row for row in result.rows}
-    return tuple(by_handle.get(handle) or RowResult(handle, RowStatus.DESYNC, (), None) for handle in sent_handles)
+    by_handle = {row.handle: row for row in columns.rows()}
+    return ResultColumns.of(
+        by_handle.get(handle) or RowResult(handle, RowStatus.DESYNC, (), None) for handle in step.columns.handles
+    )
 
 
 def _prompt_only(sequence: Sequence, prompt_logprobs: object) -> TokensOut:

@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_svc.batch import (
+    NO_RESULTS,
     BatchResult,
     Event,
     ExecutorSpec,
     NewSequence,
     RequestDone,
+    ResultColumns,
     RowResult,
     RowStatus,
     ScheduledBatch,
     ScheduledRow,
     StepFailureReason,
+    StepTokens,
     TokensOut,
 )
 from scheduler_svc.sequence import (
@@ -204,10 +207,10 @@ class FakeExecutor:
             for handle in handles:
                 self._stays.pop(handle, None)
             self._lost_handles.update(handles)
-            return BatchResult(batch.session, batch.step, (), failure, "injected")
+            return BatchResult(batch.session, batch.step, NO_RESULTS, failure, "injected")
         statuses = row_statuses or {}
-        rows = tuple(self._run_row(row, statuses.get(row.handle, RowStatus.OK)) for row in batch.rows)
-        return BatchResult(batch.session, batch.step, rows)
+        rows = (self._run_row(row, statuses.get(row.handle, RowStatus.OK)) for row in batch.rows)
+        return BatchResult(batch.session, batch.step, ResultColumns.of(rows))
 
     def _check(self, batch: ScheduledBatch) -> None:
         self.num_steps += 1
@@ -300,6 +303,13 @@ class FakeGateway:
                 self.tokens[key].extend(event.token_ids)
                 if event.end is not None:
                     self.ends[key] = event.end
+            elif isinstance(event, StepTokens):
+                for counter, choice, index, token_id in zip(*event[1:], strict=True):
+                    request = event.gateway, counter
+                    assert request not in self.done, "tokens after the request ended"
+                    assert (request, choice) not in self.ends, "tokens after the choice ended"
+                    assert index == len(self.tokens[request, choice]), "a gap, or a token twice"
+                    self.tokens[request, choice].append(token_id)
             else:
                 assert event.request not in self.done, "a request ended twice"
                 self.done[event.request] = event

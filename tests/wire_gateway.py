@@ -153,7 +153,7 @@ class FakeGateway(Watched):
                 self.outcomes[frame.rejected.request].rejected = frame.rejected.error
             case "step_outputs":
                 if self._is_new(frame.step_outputs.sequence):
-                    self._apply_outputs(frame.step_outputs.outputs)
+                    self._apply_outputs(all_outputs(frame.step_outputs))
             case "finished":
                 if self._is_new(frame.finished.sequence):
                     self.outcomes[frame.finished.request].finished.append(frame.finished)
@@ -186,6 +186,16 @@ class FakeGateway(Watched):
                 outcome.logprobs.setdefault(output.choice, []).append(output.logprobs.sampled)
             if output.HasField("end"):
                 outcome.ends[output.choice] = output.end
+
+
+def all_outputs(step: scheduler_pb2.StepOutputs) -> list[scheduler_pb2.ChoiceOutput]:
+    """Return what every choice got in a step, rows as outputs of one token."""
+    columns = (step.requests, step.choices, step.token_indexes, step.token_ids)
+    rows = [
+        scheduler_pb2.ChoiceOutput(request=request, choice=choice, first_token_index=index, token_ids=[token_id])
+        for request, choice, index, token_id in zip(*columns, strict=True)
+    ]
+    return [*step.outputs, *rows]
 
 
 def submit_message(

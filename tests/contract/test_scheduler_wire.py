@@ -6,7 +6,7 @@ import grpc
 import grpc.aio
 import pytest
 from wire_executor import MODEL, REVISION, FakeExecutor, expected_tokens
-from wire_gateway import FakeGateway, Outcome, submit_message
+from wire_gateway import FakeGateway, Outcome, all_outputs, submit_message
 from wire_scheduler import running_scheduler
 
 from octavo.internal.scheduler.v1 import scheduler_pb2
@@ -88,8 +88,8 @@ async def test_one_frame_carries_a_step_for_all_requests_of_a_gateway() -> None:
         frames = step_frames(gateway)
         assert len(frames) <= executor.num_steps
         # All but the first few steps, which admit, hold a token of every request.
-        assert sum(len(frame.outputs) == 15 for frame in frames) >= 7
-        assert {output.request for frame in step_frames(other) for output in frame.outputs} == {1}
+        assert sum(len(all_outputs(frame)) == 15 for frame in frames) >= 7
+        assert {output.request for frame in step_frames(other) for output in all_outputs(frame)} == {1}
         assert other.outcomes[1].tokens == {0: expected_tokens(PROMPT, 10)}
 
 

@@ -83,6 +83,40 @@ async def test_stream_is_lost_and_the_scheduler_lives(prepared: PreparedModel) -
 
 
 @pytest.mark.asyncio
+async def test_rows_are_tokens_too(prepared: PreparedModel) -> None:
+    """What comes as a row of columns is applied as an output is, and one that is known already is dropped."""
+    scheduler = FakeScheduler(auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        call, events = await start_stream(stack, 0)
+        counter = scheduler.of_kind("submit")[0].request
+        for sequence, index in enumerate((0, 1, 1, 2), start=1):
+            step = scheduler_pb2.StepOutputs(
+                sequence=sequence, requests=[counter], choices=[0], token_indexes=[index], token_ids=[TOKENS[index]]
+            )
+            scheduler.send(step_outputs=step)
+        scheduler.sequence = 4
+        scheduler.running[counter].num_sent = [3]
+        scheduler.step(len(TOKENS))
+        events += await read_rest(call)
+        assert tokens_of(events) == TOKENS
+
+
+@pytest.mark.asyncio
+async def test_columns_of_different_lengths_end_the_stream(prepared: PreparedModel) -> None:
+    """A frame that breaks the contract applies nothing of its rows: the gateway attaches again and goes on."""
+    scheduler = FakeScheduler(auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        call, events = await start_stream(stack, 0)
+        counter = scheduler.of_kind("submit")[0].request
+        step = scheduler_pb2.StepOutputs(sequence=1, requests=[counter, counter], choices=[0], token_ids=TOKENS[:1])
+        scheduler.send(step_outputs=step)
+        await scheduler.wait_received("hello", 2)
+        scheduler.step(len(TOKENS))
+        events += await read_rest(call)
+        assert tokens_of(events) == TOKENS
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])
 async def test_scheduler_restarts(prepared: PreparedModel, num_tokens: int) -> None:
     """A new scheduler gets the whole record again with the tokens so far; the client sees no gap and no duplicate."""

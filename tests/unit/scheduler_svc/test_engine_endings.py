@@ -239,8 +239,8 @@ def test_b10_results_for_what_is_gone_are_dropped() -> None:
     before = cell.engine.load()
     cell.deliver(1, first)
     cell.deliver(7, first)
-    cell.deliver(1, type(first)(2, first.step + 1, first.rows))
-    cell.deliver(1, type(first)(1, first.step + 99, first.rows))
+    cell.deliver(1, type(first)(2, first.step + 1, first.columns))
+    cell.deliver(1, type(first)(1, first.step + 99, first.columns))
     assert cell.engine.load() == before
     cell.cancel(record.id)
     late = cell.run()

@@ -18,11 +18,13 @@ from wire_executor import Watched
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import (
+    NO_RESULTS,
     BatchResult,
     Event,
     ExecutorSpec,
     NewSequence,
     RequestDone,
+    RowColumns,
     ScheduledBatch,
     TokensOut,
 )
@@ -97,7 +99,7 @@ class ScriptedEngine(Engine):
         if self.steps[session] >= self.wanted[session]:
             return None
         self.steps[session] += 1
-        return ScheduledBatch(session, self.steps[session], (), self.new_sequences, (), 0)
+        return ScheduledBatch(session, self.steps[session], (), self.new_sequences, RowColumns.of(()), 0)
 
     def check_invariants(self) -> None:
         self.calls.append("check")
@@ -169,7 +171,7 @@ async def test_every_kind_of_news_makes_a_round() -> None:
         news = [
             lambda: loop.submit(record()),
             lambda: loop.cancel(REQUEST),
-            lambda: loop.apply(session, BatchResult(session, 1, ())),
+            lambda: loop.apply(session, BatchResult(session, 1, NO_RESULTS)),
             lambda: loop.leave(other),
         ]
         for each in news:
@@ -220,7 +222,7 @@ async def test_news_during_a_round_is_not_lost() -> None:
                 super().send(batch)
                 if batch.step < 50:
                     engine.wanted[batch.session] += 1
-                    loop.apply(batch.session, BatchResult(batch.session, batch.step, ()))
+                    loop.apply(batch.session, BatchResult(batch.session, batch.step, NO_RESULTS))
 
         sent: list[tuple[int, int]] = []
         session = loop.join(SPEC, Echo(sent))
@@ -286,7 +288,7 @@ async def test_a_failure_anywhere_ends_the_loop(where: str, caplog: pytest.LogCa
         calls = {
             "submit": lambda: loop.submit(record(OTHER)),
             "cancel": lambda: loop.cancel(REQUEST),
-            "apply": lambda: loop.apply(session, BatchResult(session, 1, ())),
+            "apply": lambda: loop.apply(session, BatchResult(session, 1, NO_RESULTS)),
         }
         if where == "run":
             loop._wake.set()
@@ -317,7 +319,7 @@ async def test_invariants_are_checked_once_when_it_turns_idle() -> None:
         loop.submit(record())
         await turns()
         assert engine.count("check") == 0
-        loop.apply(session, BatchResult(session, 1, ()))
+        loop.apply(session, BatchResult(session, 1, NO_RESULTS))
         await turns()
         assert engine.count("check") == 1
         await engine.called.until(lambda: engine.count("expire") >= 10)
@@ -353,13 +355,13 @@ async def test_a_request_leaves_two_log_lines(caplog: pytest.LogCaptureFixture) 
             await turns()
             now = 103.0
             engine.events = [TokensOut(REQUEST, 0, 0, (7,), None, None)]
-            loop.apply(session, BatchResult(session, 1, ()))
+            loop.apply(session, BatchResult(session, 1, NO_RESULTS))
             now = 105.0
             engine.events = [
                 TokensOut(REQUEST, 0, 1, (8,), None, ChoiceEnd(FinishReason.LENGTH)),
-                RequestDone(REQUEST, None),
+                RequestDone(REQUEST, None, 2),
             ]
-            loop.apply(session, BatchResult(session, 2, ()))
+            loop.apply(session, BatchResult(session, 2, NO_RESULTS))
             loop.submit(record(OTHER))
             error = ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "too late")
             engine.events = [RequestDone(OTHER, error)]

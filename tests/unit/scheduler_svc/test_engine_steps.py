@@ -5,7 +5,7 @@ from __future__ import annotations
 from cells import Cell, make_cell
 from fakes import make_record, make_spec, undisturbed
 
-from scheduler_svc.batch import NewSequence, RowStatus, ScheduledRow, TokensOut
+from scheduler_svc.batch import BatchResult, NewSequence, ResultColumns, RowStatus, ScheduledRow, TokensOut
 from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason
 
 
@@ -171,7 +171,7 @@ def test_logprobs_pass_through_unread() -> None:
     result = cell.executors[1].run(batch)
     logprobs = object()
     row = result.rows[0]._replace(logprobs=logprobs)
-    events = cell.engine.update(1, type(result)(1, batch.step, (row,)), cell.now)
+    events = cell.engine.update(1, BatchResult(1, batch.step, ResultColumns.of((row,))), cell.now)
     assert events[0] == TokensOut(record.id, 0, 0, row.token_ids, logprobs, ChoiceEnd(FinishReason.LENGTH))
 
 

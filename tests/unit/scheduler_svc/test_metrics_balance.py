@@ -14,7 +14,16 @@ from metrics_page import Page, page_of
 from prometheus_client import CollectorRegistry
 
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
-from scheduler_svc.batch import BatchResult, Event, RequestDone, RowStatus, ScheduledBatch, StepFailureReason, TokensOut
+from scheduler_svc.batch import (
+    BatchResult,
+    Event,
+    RequestDone,
+    RowStatus,
+    ScheduledBatch,
+    StepFailureReason,
+    StepTokens,
+    TokensOut,
+)
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.gateways import Attachment, Gateways
@@ -65,7 +74,7 @@ class Traffic:
     def publish(self, events: Sequence[Event]) -> None:
         """Note what the gateways are told, and pass it on."""
         for event in events:
-            if isinstance(event, TokensOut):
+            if isinstance(event, (TokensOut, StepTokens)):
                 self.num_tokens += len(event.token_ids)
             else:
                 self._note_end(event)
@@ -182,7 +191,7 @@ class Traffic:
         result = executor.run(batch, failure=failure, row_statuses=statuses)
         self.loop.apply(number, result)
         if chance > 0.9:
-            self.loop.apply(number, BatchResult(number, batch.step, result.rows))  # it comes a second time
+            self.loop.apply(number, BatchResult(number, batch.step, result.columns))  # it comes a second time
 
     def let_time_pass(self) -> None:
         self.now += self.draw.choice((0.5, 1.0, 2.0))

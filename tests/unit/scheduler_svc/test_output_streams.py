@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.batch import Event, RequestDone, TokensOut
+from scheduler_svc.batch import Event, RequestDone, StepTokens, TokensOut
 from scheduler_svc.convert import Frame
 from scheduler_svc.output_streams import MAX_REMEMBERED_GATEWAYS, OutputStream, OutputStreams
 from scheduler_svc.sequence import ChoiceEnd, FinishReason
@@ -53,6 +53,36 @@ def shape(frames: list[Frame]) -> list[tuple[int, list[tuple[int, int, list[int]
         )
         for frame in frames
     ]
+
+
+def plain(*rows: tuple[int, int]) -> StepTokens:
+    """One token for each of some requests' first choices, with its index."""
+    counters, indexes = zip(*rows, strict=True)
+    return StepTokens(GATEWAY, counters, [0] * len(rows), indexes, [100 + index for index in indexes])
+
+
+def rows_of(frame: Frame) -> list[tuple[int, int, int]]:
+    """Return the rows of a frame: request, index, token."""
+    step = frame.step_outputs
+    return list(zip(step.requests, step.token_indexes, step.token_ids, strict=True))
+
+
+def test_steps_share_a_frame_while_no_choice_is_in_it_twice() -> None:
+    """Rows of several steps go into one frame; a second row or output of a choice starts the next, in order."""
+    stream = OutputStream(1, LIMIT)
+    add(stream, plain((1, 0), (2, 4)))
+    add(stream, plain((3, 7)))
+    add(stream, plain((3, 8), (4, 0)))
+    add(stream, tokens(4, 1, 50), plain((5, 2)))
+    add(stream, plain((4, 2)))
+    frames = drain(stream)
+    assert [rows_of(frame) for frame in frames] == [
+        [(1, 0, 100), (2, 4, 104), (3, 7, 107)],
+        [(3, 8, 108), (4, 0, 100)],
+        [(5, 2, 102)],
+        [(4, 2, 102)],
+    ]
+    assert [len(frame.step_outputs.outputs) for frame in frames] == [0, 0, 1, 0]
 
 
 def test_a_step_is_one_frame_and_ends_follow_it() -> None:

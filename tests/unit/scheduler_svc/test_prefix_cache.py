@@ -194,7 +194,7 @@ def test_a_gateway_is_told_once_what_the_first_stay_took() -> None:
     cell.submit(make_record(2, PROMPT, max_tokens=5))
     assert cell.engine.num_cached_tokens(("gateway", 2)) == 16
     cell.settle()
-    assert told == [16, 0, 0, 0, 0]
+    assert [number for number in told if number] == [16]
     assert cell.engine.num_cached_tokens(("gateway", 2)) == 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from wire_executor import FakeExecutor, expected_tokens, prompt_logprob_columns
-from wire_gateway import FakeGateway
+from wire_gateway import FakeGateway, all_outputs
 from wire_scheduler import running_scheduler
 
 from octavo.internal.executor.v1 import executor_pb2
@@ -19,7 +19,7 @@ PROMPT = list(range(100, 175))
 def outputs_of(gateway: FakeGateway, counter: int) -> Iterator[scheduler_pb2.ChoiceOutput]:
     """Yield what came for a request, repeated frames too."""
     for frame in gateway.frames:
-        for output in frame.step_outputs.outputs:
+        for output in all_outputs(frame.step_outputs):
             if output.request == counter:
                 yield output
 

@@ -16,6 +16,7 @@ from scheduler_svc import convert
 from scheduler_svc.batch import (
     NewSequence,
     RequestDone,
+    RowColumns,
     RowStatus,
     ScheduledBatch,
     ScheduledRow,
@@ -121,7 +122,7 @@ def test_a_batch_becomes_columns() -> None:
         step=8,
         released_handles=(1, 2),
         new_sequences=(NewSequence(("g", 1), 5, (10, 11, 12), 2, 1, sampling, stopping),),
-        rows=(ScheduledRow(4, 1, 33, ()), ScheduledRow(5, 3, 0, (6, 7))),
+        columns=RowColumns.of((ScheduledRow(4, 1, 33, ()), ScheduledRow(5, 3, 0, (6, 7)))),
         num_tokens=4,
     )
     frame = convert.step_batch_frame(batch, session=99).step_batch

@@ -49,7 +49,7 @@ class Bench:
     async def answer(self, timings: StageTimings | None, failure: StepFailureReason | None = None) -> None:
         """Run the oldest step and answer it with these timings."""
         result = self.executor.run(self.sent.pop(0), failure=failure)
-        answer = BatchResult(result.session, result.step, result.rows, result.failure, timings=timings)
+        answer = BatchResult(result.session, result.step, result.columns, result.failure, timings=timings)
         self.loop.apply(self.session, answer)
         await self.turn()
 

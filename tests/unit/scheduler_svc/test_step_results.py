@@ -10,7 +10,7 @@ from cells import Cell, make_cell
 from fakes import VOCAB_SIZE, make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.batch import BatchResult, RowResult, RowStatus, StepFailureReason
+from scheduler_svc.batch import BatchResult, ResultColumns, RowResult, RowStatus, StepFailureReason
 from scheduler_svc.policies.base import SequenceView
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.sequence import ChoiceRecord, RequestId, RequestRecord
@@ -116,7 +116,7 @@ def result_of(cell: Cell, rows: Sequence[RowResult]) -> BatchResult:
     """Return a result with these rows for the oldest step in flight, which then counts as run."""
     batch = cell.sent[1].pop(0)
     cell.executors[1].run(batch)
-    return BatchResult(1, batch.step, tuple(rows))
+    return BatchResult(1, batch.step, ResultColumns.of(rows))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_rows_are_matched_by_handle() -> None:
     batch = cell.sent[1].pop(0)
     result = cell.executors[1].run(batch)
     stray = RowResult(99, RowStatus.OK, (1,), None)
-    cell.deliver(1, BatchResult(1, batch.step, (stray, *reversed(result.rows))))
+    cell.deliver(1, BatchResult(1, batch.step, ResultColumns.of((stray, *reversed(result.rows)))))
     assert cell.engine.load().num_desyncs == 0
     cell.settle()
     for record in records:

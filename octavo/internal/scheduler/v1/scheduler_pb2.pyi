@@ -212,12 +212,20 @@ class Rejected(_message.Message):
     def __init__(self, request: _Optional[int] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("sequence", "outputs")
+    __slots__ = ("sequence", "outputs", "requests", "choices", "token_indexes", "token_ids")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     outputs: _containers.RepeatedCompositeFieldContainer[ChoiceOutput]
-    def __init__(self, sequence: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[ChoiceOutput, _Mapping]]] = ...) -> None: ...
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    token_indexes: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[ChoiceOutput, _Mapping]]] = ..., requests: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., token_indexes: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChoiceOutput(_message.Message):
     __slots__ = ("request", "choice", "first_token_index", "token_ids", "logprobs", "end", "prompt_logprobs", "num_cached_tokens")
