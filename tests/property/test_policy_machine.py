@@ -14,6 +14,7 @@ from test_engine_machine import EngineMachine
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import ExecutorSpec
+from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.policies.priority import PriorityScheduler
 from scheduler_svc.policies.shortest_first import ShortestFirstScheduler
@@ -30,11 +31,15 @@ class PolicyMachine(EngineMachine):
         depth=st.integers(1, 3),
         is_by_priority=st.booleans(),
         specs=st.lists(executor_specs, min_size=1, max_size=2),
+        share=st.sampled_from((0.0, 0.3)),
     )
-    def make(self, depth: int, is_by_priority: bool, specs: list[ExecutorSpec]) -> None:  # type: ignore[override]
-        super().make(depth, None, [])
+    def make(  # type: ignore[override]
+        self, depth: int, is_by_priority: bool, specs: list[ExecutorSpec], share: float
+    ) -> None:
+        super().make(depth, None, [], share)
         policy = PriorityScheduler() if is_by_priority else ShortestFirstScheduler()
-        self.cell = Cell(Engine(policy, depth, orphan_timeout=1000.0))
+        reserve = ReserveSettings(share, longest_prompt=5, idle_seconds=1.0)
+        self.cell = Cell(Engine(policy, depth, orphan_timeout=1000.0, reserve=reserve))
         for spec in specs:
             self.join(spec)
 
