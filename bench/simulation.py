@@ -14,7 +14,7 @@ from scheduler_svc.batch import BatchResult, ExecutorSpec, RowResult, RowStatus,
 from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.policies.registry import load_policy
-from scheduler_svc.sequence import ChoiceRecord, RequestId, RequestRecord, StoppingParams
+from scheduler_svc.request_record import ChoiceRecord, RequestId, RequestRecord, StoppingParams
 
 DEPTH = 2
 _MODEL, _REVISION = "made-up", "r1"

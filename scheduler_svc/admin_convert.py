@@ -8,7 +8,7 @@ from scheduler_svc.kv_convert import wait_reason
 from scheduler_svc.listing import RequestPlace, RequestsPage, RequestView
 from scheduler_svc.load import LoadSnapshot
 from scheduler_svc.page_tokens import MAX_PAGE_SIZE, make_token, read_token
-from scheduler_svc.sequence import RequestId
+from scheduler_svc.request_record import RequestId
 
 _KIND = "requests"
 

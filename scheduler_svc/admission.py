@@ -8,7 +8,7 @@ import grpc
 
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from scheduler_svc.executor_state import ExecutorState
-from scheduler_svc.sequence import RequestRecord
+from scheduler_svc.request_record import RequestRecord
 from scheduler_svc.step_results import RETRY_DELAY
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.sequence import ChoiceEnd, RequestId, StoppingParams
+from scheduler_svc.request_record import ChoiceEnd, RequestId, StoppingParams
 
 
 @dataclass(frozen=True)

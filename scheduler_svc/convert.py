@@ -33,7 +33,7 @@ from scheduler_svc.batch import (
     TokensOut,
 )
 from scheduler_svc.load import LoadSnapshot, ModelPoolView
-from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord, StoppingParams
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord, StoppingParams
 
 Frame = AttachResponse
 """A frame to a gateway, for those who keep and count frames without looking inside."""

@@ -29,16 +29,8 @@ from scheduler_svc.placement import Placement
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.queue_bound import QueueBound
-from scheduler_svc.sequence import (
-    ChoiceEnd,
-    FinishReason,
-    LiveRequest,
-    Outcome,
-    RequestId,
-    RequestRecord,
-    Sequence,
-    SequenceStatus,
-)
+from scheduler_svc.request_record import ChoiceEnd, FinishReason, Outcome, RequestId, RequestRecord
+from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 from scheduler_svc.step_results import RETRY_DELAY, StepResults
 
 __all__ = ["Engine", "ExecutorLoad", "LoadSnapshot", "ModelPoolView"]

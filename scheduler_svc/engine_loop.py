@@ -23,7 +23,7 @@ from scheduler_svc.listing import RequestPlace, RequestsPage
 from scheduler_svc.load import LoadSnapshot, ModelPoolView
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.request_log import RequestLog, format_request_id
-from scheduler_svc.sequence import FinishReason, RequestId, RequestRecord
+from scheduler_svc.request_record import FinishReason, RequestId, RequestRecord
 
 logger = logging.getLogger(__name__)
 

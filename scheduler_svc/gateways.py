@@ -29,7 +29,7 @@ from scheduler_svc.load import ModelPoolView
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.output_streams import OutputStream, OutputStreams, lapsed_error
 from scheduler_svc.request_log import format_request_id
-from scheduler_svc.sequence import FinishReason, RequestId, RequestRecord
+from scheduler_svc.request_record import FinishReason, RequestId, RequestRecord
 
 logger = logging.getLogger(__name__)
 

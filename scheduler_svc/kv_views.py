@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from scheduler_svc.sequence import RequestId
+from scheduler_svc.request_record import RequestId
 
 SequencePlace = tuple[float, RequestId, int]
 """The place of a sequence in the accounts: its request's arrival on the engine's clock and id, then its choice."""

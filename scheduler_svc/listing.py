@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from scheduler_svc.kv_views import WaitReason
-from scheduler_svc.sequence import LiveRequest, RequestId, Sequence, SequenceStatus
+from scheduler_svc.request_record import RequestId
+from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 
 RequestPlace = tuple[float, RequestId]
 """The place of a request in the list: its arrival on the engine's clock, then its id, which is unique for ever.

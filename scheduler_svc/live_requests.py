@@ -6,7 +6,8 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
 
-from scheduler_svc.sequence import LiveRequest, Outcome, RequestId, SequenceStatus
+from scheduler_svc.request_record import Outcome, RequestId
+from scheduler_svc.sequence import LiveRequest, SequenceStatus
 from scheduler_svc.time_limits import TimeLimits
 
 

@@ -6,7 +6,7 @@ import base64
 import math
 import zlib
 
-from scheduler_svc.sequence import RequestId
+from scheduler_svc.request_record import RequestId
 
 MAX_PAGE_SIZE = 1000
 """Most entries on a page: a page is made in one go, and steps wait for it."""

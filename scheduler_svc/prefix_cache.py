@@ -12,7 +12,8 @@ import hashlib
 from array import array
 from collections.abc import Callable
 
-from scheduler_svc.sequence import LiveRequest, RequestRecord, Sequence
+from scheduler_svc.request_record import RequestRecord
+from scheduler_svc.sequence import LiveRequest, Sequence
 
 Digest = Callable[[bytes], bytes]
 

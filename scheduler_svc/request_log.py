@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler_svc.batch import Event, NewSequence, RequestDone, StepTokens, TokensOut
-from scheduler_svc.sequence import RequestId, RequestRecord
+from scheduler_svc.request_record import RequestId, RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.queue_bound import QueueBound
-from scheduler_svc.sequence import FinishReason, RequestId, RequestRecord, SequenceStatus
+from scheduler_svc.request_record import FinishReason, RequestId, RequestRecord
+from scheduler_svc.sequence import SequenceStatus
 
 
 class Cell:

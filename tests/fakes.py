@@ -21,14 +21,7 @@ from scheduler_svc.batch import (
     StepTokens,
     TokensOut,
 )
-from scheduler_svc.sequence import (
-    ChoiceEnd,
-    ChoiceRecord,
-    FinishReason,
-    RequestId,
-    RequestRecord,
-    StoppingParams,
-)
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord, StoppingParams
 
 _MASK = (1 << 64) - 1
 MODEL = "fake"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fakes import FakeGateway
 
 from scheduler_svc.batch import BatchResult, NewSequence, RowStatus, ScheduledBatch, ScheduledRow
-from scheduler_svc.sequence import RequestRecord
+from scheduler_svc.request_record import RequestRecord
 
 
 class Shareable:

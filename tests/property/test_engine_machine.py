@@ -23,7 +23,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.listing import RequestView
 from scheduler_svc.load import LoadSnapshot
 from scheduler_svc.policies.fcfs import FcfsScheduler
-from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord
 from scheduler_svc.step_results import MAX_FAILURES
 
 # Under the thorough profile this looks for minutes.

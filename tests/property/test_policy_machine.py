@@ -18,7 +18,7 @@ from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.policies.priority import PriorityScheduler
 from scheduler_svc.policies.shortest_first import ShortestFirstScheduler
-from scheduler_svc.sequence import RequestRecord
+from scheduler_svc.request_record import RequestRecord
 
 # Under the thorough profile this looks for minutes.
 pytestmark = pytest.mark.timeout(1800)

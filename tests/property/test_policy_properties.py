@@ -18,7 +18,7 @@ from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.policies.priority import PriorityScheduler
 from scheduler_svc.policies.shortest_first import ShortestFirstScheduler
-from scheduler_svc.sequence import RequestRecord
+from scheduler_svc.request_record import RequestRecord
 
 SPEC = make_spec(num_blocks=25, block_size=16, max_num_seqs=4, max_num_batched_tokens=48, max_model_len=384)
 """One long prompt fills most of it."""

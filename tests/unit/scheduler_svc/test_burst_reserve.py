@@ -11,7 +11,7 @@ from fakes import make_record, make_spec, undisturbed
 from scheduler_svc.batch import ExecutorSpec, ScheduledBatch
 from scheduler_svc.burst_reserve import BurstReserve, ReserveSettings
 from scheduler_svc.policies.registry import BUILT_IN, load_policy
-from scheduler_svc.sequence import RequestRecord
+from scheduler_svc.request_record import RequestRecord
 
 SPEC = make_spec(num_blocks=101, block_size=4, max_num_seqs=16, max_num_batched_tokens=40, max_model_len=500)
 """A hundred blocks: three long prompts of 25 fill three quarters."""

@@ -11,7 +11,7 @@ from cells import Cell, make_cell
 from fakes import make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord
 
 CANCELLED = ChoiceEnd(FinishReason.CANCELLED)
 

@@ -33,14 +33,7 @@ from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.load import ModelPoolView
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.policies.registry import load_policy
-from scheduler_svc.sequence import (
-    ChoiceEnd,
-    ChoiceRecord,
-    FinishReason,
-    RequestId,
-    RequestRecord,
-    StoppingParams,
-)
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord, StoppingParams
 
 REQUEST: RequestId = ("gateway", 1)
 OTHER: RequestId = ("gateway", 2)

@@ -13,7 +13,7 @@ from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import ScheduledRow
 from scheduler_svc.policies.base import BaseScheduler, SequenceStatus, SequenceView
 from scheduler_svc.policies.fcfs import FcfsScheduler
-from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord
 
 
 def assert_undisturbed(cell: Cell, records: Sequence[RequestRecord], max_model_len: int = 256) -> None:

@@ -6,7 +6,7 @@ from cells import Cell, make_cell
 from fakes import make_record, make_spec, undisturbed
 
 from scheduler_svc.batch import BatchResult, NewSequence, ResultColumns, RowStatus, ScheduledRow, TokensOut
-from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason
 
 
 def rows_of(cell: Cell, session: int = 1) -> list[ScheduledRow]:

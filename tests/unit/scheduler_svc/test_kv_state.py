@@ -11,7 +11,7 @@ from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import StepFailureReason
 from scheduler_svc.kv_state import MAX_BLOCK_IDS
 from scheduler_svc.kv_views import BlockUse, KvQuery, WaitReason
-from scheduler_svc.sequence import ChoiceRecord
+from scheduler_svc.request_record import ChoiceRecord
 
 
 def reasons(cell: Cell) -> list[WaitReason | None]:

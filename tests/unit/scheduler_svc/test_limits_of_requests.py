@@ -14,7 +14,7 @@ from scheduler_svc.batch import ScheduledBatch
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.priority import PriorityScheduler
 from scheduler_svc.policies.shortest_first import ShortestFirstScheduler
-from scheduler_svc.sequence import ChoiceRecord, RequestId
+from scheduler_svc.request_record import ChoiceRecord, RequestId
 
 STEP = 0.1
 """Seconds that each step of these cells takes, whatever is in it."""

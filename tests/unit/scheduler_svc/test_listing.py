@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.listing import RequestPlace
-from scheduler_svc.sequence import ChoiceRecord, RequestId
+from scheduler_svc.request_record import ChoiceRecord, RequestId
 
 NUM_REQUESTS = 9
 

@@ -30,7 +30,7 @@ from scheduler_svc.gateways import Attachment, Gateways
 from scheduler_svc.metrics import LiveState, SchedulerMetrics
 from scheduler_svc.output_streams import OutputStreams
 from scheduler_svc.policies.fcfs import FcfsScheduler
-from scheduler_svc.sequence import ChoiceRecord, RequestId
+from scheduler_svc.request_record import ChoiceRecord, RequestId
 
 OUTCOMES = ("finished", "failed", "cancelled")
 

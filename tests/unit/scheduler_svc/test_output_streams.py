@@ -11,7 +11,7 @@ from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import Event, RequestDone, StepTokens, TokensOut
 from scheduler_svc.convert import Frame
 from scheduler_svc.output_streams import MAX_REMEMBERED_GATEWAYS, OutputStream, OutputStreams
-from scheduler_svc.sequence import ChoiceEnd, FinishReason
+from scheduler_svc.request_record import ChoiceEnd, FinishReason
 
 GATEWAY = "g"
 LIMIT = 1_000_000

@@ -8,7 +8,7 @@ from cells import Cell, make_cell
 from fakes import make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.sequence import ChoiceRecord
+from scheduler_svc.request_record import ChoiceRecord
 
 
 def placed(cell: Cell) -> list[int]:

@@ -10,7 +10,8 @@ from fakes import make_record, make_spec, undisturbed
 
 from scheduler_svc.batch import NewSequence, RowStatus, TokensOut
 from scheduler_svc.kv_cache_manager import KVCacheManager
-from scheduler_svc.sequence import LiveRequest, RequestRecord, Sequence
+from scheduler_svc.request_record import RequestRecord
+from scheduler_svc.sequence import LiveRequest, Sequence
 
 PROMPT = tuple(range(1, 11)) * 2
 """20 tokens: five blocks of four."""

@@ -23,7 +23,7 @@ from scheduler_svc.batch import (
     StepFailureReason,
     TokensOut,
 )
-from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, StoppingParams
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, StoppingParams
 
 COLUMNS = sequence_pb2.TokenLogprobColumns(num_top=1, sampled=b"abcd", top_token_ids=b"efgh", top_logprobs=b"ijkl")
 

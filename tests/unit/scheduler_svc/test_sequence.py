@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes import make_record
 
-from scheduler_svc.sequence import ChoiceEnd, ChoiceRecord, FinishReason, LiveRequest, Sequence
+from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason
+from scheduler_svc.sequence import LiveRequest, Sequence
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

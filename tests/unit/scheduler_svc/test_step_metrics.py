@@ -15,7 +15,7 @@ from scheduler_svc.engine_loop import EngineLoop
 from scheduler_svc.metrics import LiveState, SchedulerMetrics
 from scheduler_svc.output_streams import OutputStreams
 from scheduler_svc.policies.fcfs import FcfsScheduler
-from scheduler_svc.sequence import ChoiceRecord
+from scheduler_svc.request_record import ChoiceRecord
 
 
 class Bench:

@@ -13,7 +13,7 @@ from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import BatchResult, ResultColumns, RowResult, RowStatus, StepFailureReason
 from scheduler_svc.policies.base import SequenceView
 from scheduler_svc.policies.fcfs import FcfsScheduler
-from scheduler_svc.sequence import ChoiceRecord, RequestId, RequestRecord
+from scheduler_svc.request_record import ChoiceRecord, RequestId, RequestRecord
 from scheduler_svc.step_results import MAX_FAILURES
 
 OOM, INTERNAL = StepFailureReason.OUT_OF_MEMORY, StepFailureReason.INTERNAL
