@@ -113,7 +113,7 @@ async def _describe(api: Api, endpoint: Endpoint) -> Finding:
 
     subject = f"{'admin' if api is ADMIN else 'gateway'} {endpoint.address}"
     if api is ADMIN:
-        text = "answers `octavo requests`, `octavo cancel` and `octavo load`"
+        text = "answers `octavo requests`, `octavo cancel`, `octavo load` and `octavo kv`"
         return Finding(_SERVICES, subject, Level.OK, text)
     try:
         async with AsyncClient(endpoint.address) as client:

@@ -9,6 +9,7 @@ from kv_books import check_kv_state
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import StepFailureReason
+from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.kv_state import MAX_BLOCK_IDS
 from scheduler_svc.kv_views import BlockUse, KvQuery, WaitReason
 from scheduler_svc.request_record import ChoiceRecord
@@ -48,6 +49,26 @@ def test_the_head_waits_for_blocks() -> None:
     assert reasons(cell) == [WaitReason.NEXT_STEP]
     cell.schedule()
     assert reasons(cell) == [None]
+
+
+def test_what_is_reserved_is_told_and_waited_for() -> None:
+    """Blocks kept for short newcomers are counted while they are, and a long one that needs them lacks free blocks."""
+    reserve = ReserveSettings(0.5, longest_prompt=4, idle_seconds=60.0)
+    cell = make_cell(make_spec(num_blocks=17, block_size=4, max_num_seqs=8), reserve=reserve)
+    cell.submit(make_record(1, prompt=(1,), max_tokens=1))
+    cell.settle()
+    for counter in (2, 3, 4):
+        cell.submit(make_record(counter, prompt=[counter] * 9, max_tokens=9))
+    cell.schedule()
+    assert reasons(cell) == [None, None, WaitReason.NO_FREE_BLOCKS]
+    [kv] = check_kv_state(cell).executors
+    # 10 are free, of which the third long one could have its 3 and room to grow, were 8 not kept.
+    assert (kv.owned_blocks, kv.free_blocks, kv.reserved_blocks) == (6, 10, 8)
+    assert cell.engine.load().executors[0].reserved_blocks == 8
+    cell.now += 61.0
+    [kv] = check_kv_state(cell).executors
+    assert kv.reserved_blocks == 0
+    assert reasons(cell) == [None, None, WaitReason.NEXT_STEP]
 
 
 def test_a_prefix_in_work_is_waited_for() -> None:
