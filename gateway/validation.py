@@ -41,6 +41,7 @@ MAX_BAD_WORD_CHARACTERS = 256
 MAX_BAD_WORD_TOKENS = 32
 MAX_TOP_LOGPROBS = 20
 MAX_CONTINUATIONS = 128
+MAX_MESSAGES = 4096
 MAX_PRIORITY = 100
 MIN_SECONDS = 0.001
 MAX_SECONDS = 86_400.0
@@ -271,6 +272,9 @@ def _check_chat(chat: ChatInput, prepared: PreparedModel) -> Iterator[FieldViola
         yield FieldViolation("chat", f"model {prepared.name} has no chat template: send text or token_ids")
     if not messages:
         yield FieldViolation("chat.messages", "is empty: give at least one message")
+    if len(messages) > MAX_MESSAGES:
+        yield FieldViolation("chat.messages", f"has {len(messages)} messages, at most {MAX_MESSAGES}: join or drop some")
+        return
     bad = [index for index, message in enumerate(messages) if message.role is None]
     for index in bad[:MAX_NAMED_ELEMENTS]:
         yield FieldViolation(f"chat.messages[{index}].role", "must be system, user or assistant")

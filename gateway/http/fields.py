@@ -239,7 +239,7 @@ class ChatRequest(Generate):
     )
 
     messages: Messages = Field(
-        description="The messages, oldest first. At least one.", json_schema_extra={"minItems": 1}
+        description="The messages, oldest first. 1 to 4096.", json_schema_extra={"minItems": 1, "maxItems": 4096}
     )
     max_completion_tokens: Uint32 | None = _of("max_tokens by its newer name. Default: what the context leaves.")
     logprobs: bool | None = _of("True: log-probabilities of the output's tokens. Default false.")

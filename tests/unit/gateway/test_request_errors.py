@@ -236,10 +236,18 @@ async def test_roles_and_templates(stack: Stack) -> None:
 @pytest.mark.asyncio
 async def test_thousands_of_bad_messages(stack: Stack) -> None:
     """However much is wrong, the error fits the trailers that carry it."""
-    turns = [(inference_pb2.CHAT_ROLE_UNSPECIFIED, "b")] * 5000
+    turns = [(inference_pb2.CHAT_ROLE_UNSPECIFIED, "b")] * 4000
     error = await refusal_of(stack, inference_pb2.GenerateRequest(chat=chat_of(*turns)))
     assert fields_of(error)[0] == "chat.messages[0].role"
-    assert "5000 messages" in error.message
+    assert "4000 messages" in error.message
+
+
+@pytest.mark.asyncio
+async def test_a_conversation_has_an_end(stack: Stack) -> None:
+    """More messages than any model could take are refused at once, good and bad ones alike, with both numbers."""
+    error = await refusal_of(stack, inference_pb2.GenerateRequest(chat=chat_of(*[(USER, "b")] * 4097)))
+    assert fields_of(error) == ["chat.messages"]
+    assert "4097 messages, at most 4096" in error.message
 
 
 @pytest.mark.asyncio
