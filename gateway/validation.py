@@ -273,7 +273,7 @@ def _check_chat(chat: ChatInput, prepared: PreparedModel) -> Iterator[FieldViola
     if not messages:
         yield FieldViolation("chat.messages", "is empty: give at least one message")
     if len(messages) > MAX_MESSAGES:
-        yield FieldViolation("chat.messages", f"has {len(messages)} messages, at most {MAX_MESSAGES}: join or drop some")
+        yield FieldViolation("chat.messages", f"has {len(messages)} messages, at most {MAX_MESSAGES} go: join some")
         return
     bad = [index for index, message in enumerate(messages) if message.role is None]
     for index in bad[:MAX_NAMED_ELEMENTS]:

@@ -19,7 +19,7 @@ from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 OPEN_PATHS = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """What needs no key."""
 MAX_BODY_BYTES = 16 * 1024 * 1024
-"""More than any model's context, as token ids or as text. A body is read on the event loop: every stream waits for it."""
+"""More than any model's context, as ids or as text. A body is read on the event loop: every stream waits for it."""
 TOO_LARGE = failure_of_status(413, f"the body is larger than {MAX_BODY_BYTES} bytes", "body_too_large")
 TIMEOUT_HEADER = "X-Request-Timeout"
 _MAX_TIMEOUT = 1e6

@@ -247,7 +247,7 @@ async def test_a_conversation_has_an_end(stack: Stack) -> None:
     """More messages than any model could take are refused at once, good and bad ones alike, with both numbers."""
     error = await refusal_of(stack, inference_pb2.GenerateRequest(chat=chat_of(*[(USER, "b")] * 4097)))
     assert fields_of(error) == ["chat.messages"]
-    assert "4097 messages, at most 4096" in error.message
+    assert "4097 messages, at most 4096 go" in error.message
 
 
 @pytest.mark.asyncio
