@@ -10,7 +10,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler_svc.batch import BatchResult, ExecutorSpec, RowResult, RowStatus, ScheduledBatch, TokensOut
+from scheduler_svc.batch import (
+    BatchResult,
+    ExecutorSpec,
+    ResultColumns,
+    RowResult,
+    RowStatus,
+    ScheduledBatch,
+    StepTokens,
+    TokensOut,
+)
 from scheduler_svc.burst_reserve import ReserveSettings
 from scheduler_svc.engine import Engine
 from scheduler_svc.policies.registry import load_policy
@@ -82,7 +91,7 @@ class MadeUpExecutor:
             samples = row.num_computed_tokens + row.num_scheduled_tokens == self._num_tokens[row.handle]
             self._num_tokens[row.handle] += samples
             rows.append(RowResult(row.handle, RowStatus.OK, (7,) if samples else (), None))
-        return BatchResult(batch.session, batch.step, tuple(rows))
+        return BatchResult(batch.session, batch.step, ResultColumns.of(rows))
 
 
 @dataclass
@@ -128,6 +137,8 @@ def simulate(
             if device.steps:
                 device.done_at = now + cost.seconds(device.steps[0])
             for event in events:
+                if isinstance(event, StepTokens):
+                    continue  # neither a first token nor an end
                 outcome = run.outcomes[event.request[1]]
                 if isinstance(event, TokensOut):
                     if event.first_token_index == 0:
