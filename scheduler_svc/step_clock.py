@@ -74,11 +74,13 @@ class StepClock:
         return least
 
     def seconds_to_compute(self, num_tokens: int, budget: int, num_decoding: int, now: float) -> float:
-        """The least time to compute a prompt of num_tokens tokens beside num_decoding sequences.
+        """The least time to compute a prompt of num_tokens tokens in steps of `budget` tokens.
 
-        Each step has `budget` tokens, of which each sequence that decodes takes one.
+        The num_decoding sequences that decode now take one token each of the first step, and of no other: who runs may
+        end with any step, and what was foretold from them would be no lower bound any more.
         """
-        num_decoding = min(num_decoding, budget - 1)
-        num_full_steps, rest = divmod(num_tokens, budget - num_decoding)
-        seconds = num_full_steps * self.seconds(budget, now) if num_full_steps else 0.0
-        return seconds + (self.seconds(rest + num_decoding, now) if rest else 0.0)
+        num_first_tokens = min(num_tokens, max(1, budget - num_decoding))
+        seconds = self.seconds(min(budget, num_first_tokens + num_decoding), now)
+        num_full_steps, rest = divmod(num_tokens - num_first_tokens, budget)
+        seconds += num_full_steps * self.seconds(budget, now) if num_full_steps else 0.0
+        return seconds + (self.seconds(rest, now) if rest else 0.0)

@@ -249,6 +249,20 @@ def test_cached_tokens_take_no_time() -> None:
     assert error_of(cell, other.id).metadata["predicted"] == "true"
 
 
+def test_those_that_run_may_end() -> None:
+    """Seven that run leave one token of a budget of eight, but they are about to end: the prompt of eight runs."""
+    cell = make_cell(make_spec(max_num_seqs=8, max_num_batched_tokens=8), depth=1)
+    for counter in range(7):
+        cell.submit(make_record(counter, [counter], max_tokens=12))
+    for _ in range(11):
+        step(cell)
+    record = make_record(50, range(8), max_tokens=1, remaining_deadline=5 * STEP)
+    cell.submit(record)
+    run_until_idle(cell)
+    assert cell.gateway.tokens[record.id, 0] == undisturbed(record, 0)[0]
+    assert cell.gateway.done[record.id].error is None
+
+
 def test_what_has_started_is_not_foretold() -> None:
     """A resumed request keeps its place up to its real deadline: it was accepted, and tokens of it are out."""
     cell = measured_cell(make_cell(make_spec(max_num_batched_tokens=8), depth=1))

@@ -103,10 +103,12 @@ def test_failed_and_empty_steps_teach_nothing() -> None:
 
 
 def test_a_prompt_takes_its_chunks() -> None:
-    """10 tokens at a budget of 4 are 3 steps; beside a decoding sequence each step has one token less, so 4."""
+    """10 tokens at a budget of 4 are 3 steps; of the first alone those that decode now have their share."""
     clock = clock_of(*[(4, 0.4)] * 3, *[(2, 0.3)] * 3, *[(1, 0.2)] * 3)
     assert clock.seconds_to_compute(10, 4, 0, 0.0) == pytest.approx(0.4 + 0.4 + 0.3)
-    assert clock.seconds_to_compute(10, 4, 1, 0.0) == pytest.approx(3 * 0.4 + 0.3)
+    assert clock.seconds_to_compute(10, 4, 1, 0.0) == pytest.approx(0.4 + 0.4 + 0.3)
+    assert clock.seconds_to_compute(10, 4, 3, 0.0) == pytest.approx(3 * 0.4 + 0.2)
+    assert clock.seconds_to_compute(1, 4, 1, 0.0) == pytest.approx(0.3)
     # However many decode, a step has a token left for the prompt.
-    assert clock.seconds_to_compute(2, 4, 99, 0.0) == pytest.approx(2 * 0.4)
+    assert clock.seconds_to_compute(2, 4, 99, 0.0) == pytest.approx(0.4 + 0.2)
     assert StepClock().seconds_to_compute(10, 4, 0, 0.0) == 0.0
