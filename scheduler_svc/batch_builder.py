@@ -17,6 +17,7 @@ Whoever does not fit may evict others, whom the policy names. A victim's blocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from heapq import nlargest
 
 from scheduler_svc.batch import NewSequence, ScheduledBatch
 from scheduler_svc.executor_state import ExecutorState, InFlightStep
@@ -42,6 +43,11 @@ A step fails whole, so whoever shared it is suspect. Alone, the innocent are cle
 
 MAX_SET_ASIDE = 16
 """Most sequences per step that step aside for a prefix that is being computed; more would make the step long."""
+
+MAX_VICTIMS = 16
+"""Most that are evicted for one waiting sequence. The policy looks at all that run for each of them, in every step in
+which they do not suffice; and the work of more is too much to throw away.
+"""
 
 _NO_PREFIX: list[int] = []
 
@@ -210,7 +216,10 @@ class BatchBuilder:
             if is_lane and not self._has_room_in_reserve(executor, sequence, now):
                 break
             prefix = executor.kv.find_prefix(sequence)
-            if len(aside) < MAX_SET_ASIDE and is_worth_waiting(executor, sequence, prefix):
+            if is_worth_waiting(executor, sequence, prefix):
+                if len(aside) == MAX_SET_ASIDE:
+                    # Who is behind a crowd of twins waits with it: admitted, each would compute the prefix once more.
+                    break
                 aside.append(waiting.set_aside())
             elif not self._admit(draft, executor, policy, sequence, prefix, now, may_evict=not is_overtaking):
                 if len(aside) == MAX_SET_ASIDE or must_wait_for_isolation(executor, sequence):
@@ -326,7 +335,9 @@ class BatchBuilder:
         num_available_blocks = executor.kv.num_available_blocks
         victims: list[Sequence] = []
         while not fits(num_available_blocks, len(executor.running) - len(victims)):
-            view = policy.choose_victim(tuple(candidates), wanting.view, now) if candidates else None
+            if not candidates or (is_waiting and len(victims) == MAX_VICTIMS):
+                return []
+            view = policy.choose_victim(tuple(candidates), wanting.view, now)
             if view is None:
                 return []
             victim = candidates.pop(view)
@@ -334,6 +345,12 @@ class BatchBuilder:
                 return [wanting]
             num_available_blocks += executor.kv.num_reclaimable_blocks(victim, prefix)
             victims.append(victim)
+            if len(victims) == 1 and is_waiting:
+                # Those with the longest tables would not do: the policy need not be asked for more of them.
+                tables = (len(sequence.block_table) for sequence in candidates.values())
+                most = nlargest(MAX_VICTIMS - 1, tables)
+                if not fits(num_available_blocks + sum(most), len(executor.running) - 1 - len(most)):
+                    return []
         return victims
 
 

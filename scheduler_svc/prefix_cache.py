@@ -16,6 +16,7 @@ from scheduler_svc.request_record import RequestRecord
 from scheduler_svc.sequence import LiveRequest, Sequence
 
 Digest = Callable[[bytes], bytes]
+_Entry = tuple[bytes, tuple[int, ...]]
 
 
 def sha256(data: bytes) -> bytes:
@@ -34,8 +35,10 @@ class PrefixCache:
         self._block_size = block_size
         self._digest = digest
         self._blocks: dict[bytes, int] = {}
-        self._entries: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self._entries: dict[int, _Entry] = {}
         self._computing: dict[bytes, Sequence] = {}
+        # Of who was asked for last: a head that waits for room is looked up in every step.
+        self._last_find: tuple[Sequence | None, list[int], list[_Entry]] = (None, [], [])
 
     def __len__(self) -> int:
         """Blocks with an entry."""
@@ -43,10 +46,27 @@ class PrefixCache:
 
     def find(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """Return the blocks with the KV of a sequence's first tokens, whole blocks within num_tokens."""
+        hashes = self._hashes(sequence, num_tokens // self._block_size)
+        found = self._find_again(sequence, len(hashes))
+        entries = [self._entries[block] for block in found]
+        for index in range(len(found), len(hashes)):
+            block = self._blocks.get(hashes[index])
+            if block is None or (entry := self._entries[block])[1] != self._tokens(sequence, index):
+                break
+            found.append(block)
+            entries.append(entry)
+        self._last_find = (sequence, found.copy(), entries)
+        return found
+
+    def _find_again(self, sequence: Sequence, most: int) -> list[int]:
+        """What was found for a sequence just before and is there yet: its tokens need not be compared again."""
+        last, blocks, entries = self._last_find
+        if last is not sequence:
+            return []
         found = []
-        for index, block_hash in enumerate(self._hashes(sequence, num_tokens // self._block_size)):
-            block = self._blocks.get(block_hash)
-            if block is None or self._entries[block][1] != self._tokens(sequence, index):
+        for block, entry in zip(blocks[:most], entries, strict=False):
+            # The same entry, not an equal one: a block that was given up and published anew has another.
+            if self._entries.get(block) is not entry:
                 break
             found.append(block)
         return found

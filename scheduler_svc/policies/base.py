@@ -53,7 +53,7 @@ class BaseScheduler(ABC):
         `running` is in order of admission. A running `wanting` is in it and may be the answer: it then gives way
         itself. For a waiting `wanting` it holds only sequences that have gained a token since their admission, so
         that no two can evict each other for ever. Asked again, without the earlier answers, until `wanting` would
-        fit; nobody is evicted where the answers do not suffice.
+        fit, for a waiting one at most 16 times; nobody is evicted where the answers do not suffice.
         """
 
     def may_overtake(self, head: SequenceView, now: float) -> bool:  # noqa: ARG002 - a hook

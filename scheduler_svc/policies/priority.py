@@ -37,15 +37,17 @@ class PriorityScheduler(BaseScheduler):
         now: float,  # noqa: ARG002 - a hook
     ) -> SequenceView | None:
         """The last in order that runs, be it `wanting` itself; for one that waits, of those it may evict."""
-        if wanting.status is SequenceStatus.WAITING:
-            running = [view for view in running if _may_evict(wanting, view)]
-        # The last of equals: it was admitted last.
-        return max(reversed(running), key=_order, default=None)
+        if wanting.status is not SequenceStatus.WAITING:
+            # The last of equals: it was admitted last.
+            return max(reversed(running), key=_order)
+        priority, last_order, last = wanting.priority, _order(wanting), None
+        for view in running:
+            if view.priority < priority and view.num_preemptions < MAX_EVICTIONS:
+                order = _order(view)
+                if order > last_order or (order == last_order and last is not None):
+                    last_order, last = order, view
+        return last
 
 
 def _order(view: SequenceView) -> float:
     return view.arrival - AGING * view.priority
-
-
-def _may_evict(wanting: SequenceView, view: SequenceView) -> bool:
-    return view.priority < wanting.priority and view.num_preemptions < MAX_EVICTIONS and _order(view) > _order(wanting)

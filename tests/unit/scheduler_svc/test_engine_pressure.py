@@ -11,6 +11,7 @@ from fakes import make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import ScheduledRow
+from scheduler_svc.batch_builder import MAX_VICTIMS
 from scheduler_svc.policies.base import BaseScheduler, SequenceStatus, SequenceView
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord
@@ -319,6 +320,45 @@ def test_nobody_is_evicted_for_one_that_would_not_fit_even_then(num_prompt_token
     assert batch is not None
     assert cell.engine.load().num_preemptions == num_preemptions
     assert [row.handle for row in batch.rows] == ([2, 3] if num_preemptions else [1, 2])
+    cell.run()
+    cell.settle()
+    assert_undisturbed(cell, [*records, wanting])
+
+
+class YoungestGivesWay(FcfsScheduler):
+    """A policy by which request 99 evicts the youngest; counts how often it is asked for that one."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def choose_victim(self, running: Sequence[SequenceView], wanting: SequenceView, now: float) -> SequenceView | None:
+        if wanting.request_id[1] != 99:
+            return None
+        self.num_asked += 1
+        return running[-1]
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_blocks", "num_preemptions", "num_asked"), [(47, MAX_VICTIMS, MAX_VICTIMS), (48, 0, 1)]
+)
+def test_for_one_that_waits_only_so_many_are_evicted(
+    num_prompt_blocks: int, num_preemptions: int, num_asked: int
+) -> None:
+    """Of 32 that hold a block each 16 may give way; where they would not do, the policy is not asked for the second.
+
+    Of 79 blocks 47 are free; 16 more make 63, of which 16 are left for those that go on.
+    """
+    policy = YoungestGivesWay()
+    cell = make_cell(make_spec(num_blocks=80, block_size=4, max_num_seqs=64), depth=1, policy=policy)
+    records = [make_record(counter, [counter], max_tokens=3) for counter in range(32)]
+    for record in records:
+        cell.submit(record)
+    cell.schedule()
+    cell.run()
+    wanting = make_record(99, [49] * (4 * num_prompt_blocks), max_tokens=2)
+    cell.submit(wanting)
+    cell.schedule()
+    assert (cell.engine.load().num_preemptions, policy.num_asked) == (num_preemptions, num_asked)
     cell.run()
     cell.settle()
     assert_undisturbed(cell, [*records, wanting])

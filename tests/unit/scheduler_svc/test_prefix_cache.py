@@ -9,6 +9,7 @@ from cells import Cell, make_cell
 from fakes import make_record, make_spec, undisturbed
 
 from scheduler_svc.batch import NewSequence, RowStatus, TokensOut
+from scheduler_svc.batch_builder import MAX_SET_ASIDE
 from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.request_record import RequestRecord
 from scheduler_svc.sequence import LiveRequest, Sequence
@@ -158,6 +159,24 @@ def test_a_wait_for_a_prefix_ends_with_the_one_that_computes_it() -> None:
     assert cell.gateway.tokens[("gateway", 2), 0] == undisturbed(make_record(2, PROMPT), 0)[0]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_crowd_computes_its_common_beginning_once(depth: int) -> None:
+    """However many come at once: one computes the prompt, and all others take it from the cache, in the next steps."""
+    crowd = 3 * MAX_SET_ASIDE
+    cell = make_cell(make_spec(num_blocks=513, block_size=4, max_num_seqs=64, max_num_batched_tokens=64), depth=depth)
+    records = [make_record(counter, PROMPT, seed=counter, max_tokens=20) for counter in range(crowd)]
+    for record in records:
+        cell.submit(record)
+    while cell.engine.load().num_running < crowd:
+        assert len(cell.batches) <= depth + crowd * 4 // (64 - crowd) + 1
+        cell.round()
+    load = cell.engine.load()
+    assert (load.num_prefix_query_tokens, load.num_prefix_hit_tokens) == (crowd * 20, (crowd - 1) * 16)
+    cell.settle()
+    for record in records:
+        assert cell.gateway.tokens[record.id, 0] == undisturbed(record, 0)[0]
+
+
 def test_a_short_common_beginning_is_not_waited_for() -> None:
     """Less than half of what a sequence lacks: it is admitted at once and computes it too."""
     cell = roomy_cell()
@@ -239,3 +258,44 @@ def test_another_revision_of_a_model_shares_nothing() -> None:
     other = LiveRequest(make_record(3, PROMPT, model_revision="r2"), 100, 0.0).sequences[0]
     assert len(kv.find_prefix(twin)) == 4
     assert kv.find_prefix(other) == []
+
+
+def test_what_was_found_before_is_looked_at_again() -> None:
+    """A head that is looked up in each step sees what was given up, published anew or added in between."""
+    kv = KVCacheManager(20, 4)
+    twin, asking, other = (LiveRequest(make_record(counter, PROMPT), 40, 0.0).sequences[0] for counter in (1, 2, 3))
+    table = kv.allocate(twin, 20)
+    kv.publish(twin, 8)
+    assert kv.find_prefix(asking) == list(table[:2])
+    kv.publish(twin, 20)
+    assert kv.find_prefix(asking) == list(table[:4])
+    assert kv.find_prefix(other) == list(table[:4])
+    kv.release(twin)
+    kv.find_prefix(asking)
+    stranger = LiveRequest(make_record(4, [50] * 68), 80, 0.0).sequences[0]
+    kv.allocate(stranger, 68)
+    # Room was made of the tail.
+    assert kv.find_prefix(asking) == list(table[:2])
+    kv.flush()
+    assert kv.find_prefix(asking) == []
+    kv.release(stranger)
+    table = kv.allocate(other, 20)
+    kv.publish(other, 12)
+    assert kv.find_prefix(asking) == list(table[:3])
+
+
+@pytest.mark.parametrize("digest", [lambda _: b"", lambda data: data[-1:]])
+def test_d4_what_was_found_before_and_is_another_now_is_refused(digest: object) -> None:
+    """D4: a block that was found, given up, and published with other tokens under the same hash is found no more."""
+    kv = KVCacheManager(3, 4, digest)  # type: ignore[arg-type]
+    first, asking, other = (
+        LiveRequest(make_record(counter, prompt), 20, 0.0).sequences[0]
+        for counter, prompt in ((1, (1, 2, 3, 0, 5)), (2, (1, 2, 3, 0, 5)), (3, (4, 5, 6, 0, 5, 6, 7, 8)))
+    )
+    kv.allocate(first, 4)
+    kv.publish(first, 4)
+    kv.release(first)
+    assert len(kv.find_prefix(asking)) == 1
+    kv.allocate(other, 8)
+    kv.publish(other, 8)
+    assert kv.find_prefix(asking) == []
