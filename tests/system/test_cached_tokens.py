@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc.aio
 import httpx
 import pytest
+from metrics_page import scrape
 from stack import TIMEOUT, Stack, in_process, wait_idle
 from stack_client import generate, read_stream, request_for
 
@@ -46,6 +47,63 @@ async def test_a_prompt_is_cached_the_second_time(stack: Stack) -> None:
     assert warm.choices[0].token_ids == cold.choices[0].token_ids
     longer = await generate(stack, request_for([*prompt, *new_prompt(5)], 12, n=3))
     assert longer.usage.cached_tokens == 4 * BLOCK
+
+
+async def prefix_tokens(stack: Stack) -> tuple[float, float]:
+    """Return the cell's counters: tokens that the prefix cache was asked for, and those that it had."""
+    page = await scrape(int(stack.metrics_address("scheduler").rpartition(":")[2]))
+    query, hit = (page[f"octavo_prefix_{kind}_tokens_total"] for kind in ("query", "hit"))
+    return query, hit
+
+
+@pytest.mark.asyncio
+async def test_d6_cold_warm_and_in_a_batch_of_seven(stack: Stack) -> None:
+    """D6: greedy output is the same cold, warm, and warm among seven at once; the hit counter moves by what was cached.
+
+    Of the seven three are the prompt itself, and four begin as it does and go on elsewhere.
+    """
+    prompt = new_prompt(5 * BLOCK + 7)
+    others = [[*prompt[: 2 * BLOCK], *new_prompt(length)] for length in (1, 9, BLOCK, 3 * BLOCK)]
+    alone = [(await generate(stack, with_cache(other, bypass=True))).choices[0].token_ids for other in others]
+    await wait_idle(stack)
+    query, hit = await prefix_tokens(stack)
+
+    cold = await generate(stack, request_for(prompt, 12))
+    await wait_idle(stack)
+    assert await prefix_tokens(stack) == (query + len(prompt), hit)
+
+    warm = await generate(stack, request_for(prompt, 12))
+    await wait_idle(stack)
+    assert await prefix_tokens(stack) == (query + 2 * len(prompt), hit + 5 * BLOCK)
+
+    seven = [prompt, *others[:2], prompt, *others[2:], prompt]
+    outputs = await asyncio.gather(*(generate(stack, request_for(each, 12)) for each in seven))
+    await wait_idle(stack)
+    expected = (query + 2 * len(prompt) + sum(map(len, seven)), hit + 5 * BLOCK + 3 * 5 * BLOCK + 4 * 2 * BLOCK)
+    assert await prefix_tokens(stack) == expected
+    assert len(cold.choices[0].token_ids) == 12
+    assert warm.choices[0].token_ids == cold.choices[0].token_ids
+    for each, output in zip(seven, outputs, strict=True):
+        wanted = cold.choices[0].token_ids if each is prompt else alone[others.index(each)]
+        assert output.choices[0].token_ids == wanted
+
+
+@pytest.mark.asyncio
+async def test_b9_a_cancelled_answer_leaves_its_prefix(stack: Stack) -> None:
+    """B9: an answer cancelled halfway, sent again with more behind it, finds its prompt and its whole blocks cached."""
+    prompt = new_prompt(2 * BLOCK)
+    request = request_for(prompt, 200, ignore_eos=True)
+    written: list[int] = []
+    async with asyncio.timeout(TIMEOUT), open_channel(stack.gateway_address) as channel:
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request)
+        async for response in call:
+            written += response.delta.token_ids
+            if len(written) > 2 * BLOCK:
+                break
+        call.cancel()
+    await wait_idle(stack)
+    again = await generate(stack, request_for([*prompt, *written, 7], 4))
+    assert again.usage.cached_tokens >= 4 * BLOCK
 
 
 @pytest.mark.asyncio
