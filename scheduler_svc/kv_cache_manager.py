@@ -68,7 +68,11 @@ class KVCacheManager:
 
     def can_fit(self, sequence: Sequence, num_tokens: int, prefix: Items[int] = (), *, reserve: int = 0) -> bool:
         """Whether the blocks that it needs beside `prefix` are available, with `reserve` more left over."""
-        return self.blocks_taken(sequence, num_tokens, prefix) + reserve <= self._pool.num_available_blocks
+        num_available = self._pool.num_available_blocks - reserve
+        # Were all of a long prefix held by others, would it fit? If not, nobody needs to count how much of it is.
+        if self.blocks_needed(sequence, num_tokens) - len(prefix) > num_available:
+            return False
+        return self.blocks_taken(sequence, num_tokens, prefix) <= num_available
 
     def num_reclaimable_blocks(self, sequence: Sequence, prefix: Items[int] = ()) -> int:
         """Blocks that release would make available: those that no other table holds, nor is to hold as its prefix."""

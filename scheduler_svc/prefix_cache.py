@@ -11,9 +11,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable
+from operator import is_
 
 from scheduler_svc.request_record import RequestRecord
 from scheduler_svc.sequence import LiveRequest, Sequence
+
+MOST_FINDS = 32
+"""For so many sequences what they found is remembered: more than a step ever looks up while they wait."""
 
 Digest = Callable[[bytes], bytes]
 _Entry = tuple[bytes, tuple[int, ...]]
@@ -37,8 +41,8 @@ class PrefixCache:
         self._blocks: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._computing: dict[bytes, Sequence] = {}
-        # Of who was asked for last: a head that waits for room is looked up in every step.
-        self._last_find: tuple[Sequence | None, list[int], list[_Entry]] = (None, [], [])
+        # What the latest who asked have found, oldest first: those that wait for room are looked up in every step.
+        self._finds: dict[Sequence, tuple[list[int], list[_Entry]]] = {}
 
     def __len__(self) -> int:
         """Blocks with an entry."""
@@ -47,29 +51,25 @@ class PrefixCache:
     def find(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """Return the blocks with the KV of a sequence's first tokens, whole blocks within num_tokens."""
         hashes = self._hashes(sequence, num_tokens // self._block_size)
-        found = self._find_again(sequence, len(hashes))
-        entries = [self._entries[block] for block in found]
+        found, entries = self._find_again(sequence, len(hashes))
         for index in range(len(found), len(hashes)):
             block = self._blocks.get(hashes[index])
             if block is None or (entry := self._entries[block])[1] != self._tokens(sequence, index):
                 break
             found.append(block)
             entries.append(entry)
-        self._last_find = (sequence, found.copy(), entries)
-        return found
+        self._finds[sequence] = (found, entries)
+        if len(self._finds) > MOST_FINDS:
+            del self._finds[next(iter(self._finds))]
+        return found.copy()
 
-    def _find_again(self, sequence: Sequence, most: int) -> list[int]:
-        """What was found for a sequence just before and is there yet: its tokens need not be compared again."""
-        last, blocks, entries = self._last_find
-        if last is not sequence:
-            return []
-        found = []
-        for block, entry in zip(blocks[:most], entries, strict=False):
-            # The same entry, not an equal one: a block that was given up and published anew has another.
-            if self._entries.get(block) is not entry:
-                break
-            found.append(block)
-        return found
+    def _find_again(self, sequence: Sequence, most: int) -> tuple[list[int], list[_Entry]]:
+        """What was found for a sequence before and is there yet: its tokens need not be compared again."""
+        blocks, entries = self._finds.pop(sequence, ([], []))
+        # The same entries, not equal ones: a block that was given up and published anew has another.
+        is_there = map(is_, map(self._entries.get, blocks), entries)
+        num_found = min(most, next((index for index, there in enumerate(is_there) if not there), len(blocks)))
+        return blocks[:num_found], entries[:num_found]
 
     def num_computing(self, sequence: Sequence, first: int) -> int:
         """How many blocks of a sequence, from the one numbered `first` on, are being computed for others just now."""
@@ -81,6 +81,7 @@ class PrefixCache:
 
     def begin(self, sequence: Sequence, first: int) -> None:
         """Note that a sequence computes its full blocks from the one numbered `first` on."""
+        self._finds.pop(sequence, None)
         for block_hash in self._hashes(sequence, sequence.num_tokens // self._block_size)[first:]:
             self._computing.setdefault(block_hash, sequence)
 
