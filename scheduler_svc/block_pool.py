@@ -67,6 +67,10 @@ class BlockPool:
         """How many tables hold a block."""
         return self._reference_counts[block]
 
+    def num_held(self, blocks: Iterable[int]) -> int:
+        """How many of some blocks at least one table holds."""
+        return sum(map(bool, map(self._reference_counts.__getitem__, blocks)))
+
     def allocate(self, count: int) -> list[int]:
         """Take count blocks for new content, each with one holder.
 

@@ -63,8 +63,7 @@ class KVCacheManager:
 
     def blocks_taken(self, sequence: Sequence, num_tokens: int, prefix: Items[int]) -> int:
         """How many fewer blocks are available once a sequence has `prefix` and what else num_tokens tokens need."""
-        num_shared = sum(self._pool.reference_count(block) > 0 for block in prefix)
-        return self.blocks_needed(sequence, num_tokens) - num_shared
+        return self.blocks_needed(sequence, num_tokens) - self._pool.num_held(prefix)
 
     def can_fit(self, sequence: Sequence, num_tokens: int, prefix: Items[int] = (), *, reserve: int = 0) -> bool:
         """Whether the blocks that it needs beside `prefix` are available, with `reserve` more left over."""

@@ -67,8 +67,8 @@ class PrefixCache:
         """What was found for a sequence before and is there yet: its tokens need not be compared again."""
         blocks, entries = self._finds.pop(sequence, ([], []))
         # The same entries, not equal ones: a block that was given up and published anew has another.
-        is_there = map(is_, map(self._entries.get, blocks), entries)
-        num_found = min(most, next((index for index, there in enumerate(is_there) if not there), len(blocks)))
+        is_there = list(map(is_, map(self._entries.get, blocks), entries))
+        num_found = min(most, len(blocks) if all(is_there) else is_there.index(False))
         return blocks[:num_found], entries[:num_found]
 
     def num_computing(self, sequence: Sequence, first: int) -> int:
