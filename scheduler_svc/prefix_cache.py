@@ -153,9 +153,10 @@ class PrefixCache:
         if size != self._block_size:
             hashes = []
             parent = _root(request.record, self._digest)
-            prompt = request.record.prompt_token_ids
-            for end in range(self._block_size, len(prompt) + 1, self._block_size):
-                parent = self._digest(parent + array("I", prompt[end - self._block_size : end]).tobytes())
+            prompt = array("I", request.record.prompt_token_ids)
+            data, width = prompt.tobytes(), self._block_size * prompt.itemsize
+            for end in range(width, len(data) + 1, width):
+                parent = self._digest(parent + data[end - width : end])
                 hashes.append(parent)
             request.prompt_hashes = (self._block_size, hashes)
         return hashes
