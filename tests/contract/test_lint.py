@@ -37,7 +37,7 @@ def test_contracts_are_lint_clean() -> None:
 @pytest.mark.parametrize(
     ("text", "by", "complaint"),
     [
-        ("  // The messages, oldest first. At least one.\n", "", "comment"),
+        ("  // The messages, oldest first. 1 to 4096.\n", "", "comment"),
         ("CHAT_ROLE_UNSPECIFIED", "CHAT_ROLE_NONE", "suffixed"),
         ("rpc Tokenize(TokenizeRequest)", "rpc Tokenize(DetokenizeRequest)", "request"),
     ],
