@@ -12,7 +12,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 # Examples differ between machines in time, never in outcome: no deadline, and the same ones in every run. The thorough
 # profile looks further, under `make test-full`.
@@ -20,3 +21,11 @@ _SLOW_OK = [HealthCheck.too_slow]
 settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, suppress_health_check=_SLOW_OK)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=_SLOW_OK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the thorough profile look for as long as it takes."""
+    if settings.default is settings.get_profile("thorough"):
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                item.add_marker(pytest.mark.timeout(1800))
