@@ -201,7 +201,7 @@ async def test_clients_make_no_series(prepared: PreparedModel) -> None:
             model = "" if number % 10 == 0 else name
             request = inference_pb2.GenerateRequest(model=model, text="a", request_id=name)
             await drain(stack.inference.Generate(request, metadata=(("x-name", name),)))
-            cancel = admin_pb2.CancelRequestRequest(request_id=f"{secrets.token_hex(16)}-{number + 1}")
+            cancel = admin_pb2.CancelRequestRequest(request_id=f"{secrets.token_hex(16)}-{number + 10_000}")
             with pytest.raises(grpc.aio.AioRpcError):
                 await stack.admin.CancelRequest(cancel)
 
@@ -274,7 +274,8 @@ async def test_every_scrape_of_random_traffic_adds_up(prepared: PreparedModel) -
         page = await stack.scrape()
         assert max(value_of(each, "octavo_requests_live") for each in pages) > 0
         endings, refusals = endings_of(page), refusals_of(page)
-        assert endings["cancelled", "operator"] == seen["CANCELLED_BY_OPERATOR"] > 0
+        # An operator can come too late for every one of them.
+        assert endings["cancelled", "operator"] == seen["CANCELLED_BY_OPERATOR"]
         assert refusals["invalid_argument"] == seen["INVALID_REQUEST"] == 10
         # One whose time was up may have been refused for that, or never have come through.
         assert endings["finished", "stop"] >= seen["finished"] >= 10

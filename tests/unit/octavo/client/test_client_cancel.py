@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -202,11 +203,23 @@ def test_many_threads_share_a_client_and_nothing_is_left() -> None:
         assert not [each for each in left if each.is_alive()]
 
 
+def interrupt_once_it_waits(thread: int) -> None:
+    """Interrupt the process once a thread stands still: on the way into a call grpc can lose an interrupted one."""
+    stood, last = 0, None
+    while stood < 20:
+        frame = sys._current_frames()[thread]
+        here = (frame.f_code, frame.f_lasti)
+        stood, last = (stood + 1 if here == last else 0), here
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 @pytest.mark.parametrize("method", ["generate", "complete"])
 def test_ctrl_c_ends_the_wait_and_the_request(method: str) -> None:
     """KeyboardInterrupt leaves a call that waits for its answer at once, and the server is told."""
+    main = threading.get_ident()
     with serving(hang()) as gateway, Client(gateway.address) as client:
-        interrupt = threading.Thread(target=lambda: gateway.began.wait(TIMEOUT) and os.kill(os.getpid(), signal.SIGINT))
+        interrupt = threading.Thread(target=lambda: gateway.began.wait(TIMEOUT) and interrupt_once_it_waits(main))
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         interrupt.start()
         try:
