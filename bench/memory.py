@@ -24,12 +24,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import grpc.aio
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from octavo.home import VARIABLE as HOME
+from octavo.local.probe import wait_until_serving
 from octavo.models import ModelError
 from octavo.models.catalog import DEFAULT_MODEL
 from octavo.models.prepare import prepare
@@ -259,7 +259,8 @@ async def measure(model: PreparedModel, kv_memory: int, max_num_seqs: int, secon
         open_channel(f"127.0.0.1:{gateway_port}") as channel,
     ):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        await _wait_ready(stub)
+        async with asyncio.timeout(_START_SECONDS):
+            await wait_until_serving(f"127.0.0.1:{gateway_port}")
         requests, first_end = workload(model.vocab_size), asyncio.Event()
         clients = [asyncio.ensure_future(_client(stub, requests, first_end)) for _ in range(NUM_CLIENTS)]
         try:
@@ -285,22 +286,6 @@ async def measure(model: PreparedModel, kv_memory: int, max_num_seqs: int, secon
         tokens_per_second=(load.num_generated_tokens - tokens) / duration,
         num_preemptions=load.num_preemptions,
     )
-
-
-async def _wait_ready(stub: Any) -> None:
-    """Return once the gateway can run a request."""
-    request = inference_pb2.GenerateRequest(text="a", stopping=inference_pb2.StoppingConfig(max_tokens=1))
-    async with asyncio.timeout(_START_SECONDS):
-        while True:
-            try:
-                async for _ in stub.Generate(request):
-                    pass
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-                await asyncio.sleep(0.05)
-            else:
-                return
 
 
 async def run(seconds: float) -> dict[str, Any]:

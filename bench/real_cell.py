@@ -10,11 +10,10 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from simulation import Job, Outcome
 
 from octavo.local.plan import PlanOptions, plan_cell
+from octavo.local.probe import wait_until_serving
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
 from octavo.v1 import inference_pb2, inference_pb2_grpc
@@ -65,7 +64,8 @@ async def _cell(model: PreparedModel, flags: Mapping[str, str]) -> AsyncIterator
         for service in plan.services:
             process = await asyncio.create_subprocess_exec(*service.command, env=environ)
             processes.append(process)
-        await _wait_serving(plan.gateway_address)
+        async with asyncio.timeout(_START_SECONDS):
+            await wait_until_serving(plan.gateway_address)
         yield plan.gateway_address
     finally:
         for process in processes:
@@ -73,14 +73,3 @@ async def _cell(model: PreparedModel, flags: Mapping[str, str]) -> AsyncIterator
                 process.terminate()
         for process in processes:
             await process.wait()
-
-
-async def _wait_serving(address: str) -> None:
-    async with asyncio.timeout(_START_SECONDS), open_channel(address) as channel:
-        while True:
-            call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                async for response in call:
-                    if response.status == health_pb2.HealthCheckResponse.SERVING:
-                        call.cancel()
-                        return

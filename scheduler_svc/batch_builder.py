@@ -101,12 +101,12 @@ class BatchBuilder:
         the time limit that it does not keep, None where the policy sheds it: the caller ends them.
         """
         self._policy.begin_step(now)
-        draft = self._draft(executor, self._policy, now)
+        draft = self._draft(executor, now)
         shed = draft.shed
         if not draft.handles and not executor.in_flight and (executor.running or executor.waiting):
             # The policy's answers leave the executor with work and nothing to do.
             self._policy.fall_back()
-            draft = self._draft(executor, self._policy, now)
+            draft = self._draft(executor, now)
             shed = shed + draft.shed
         executor.drain.step(now, is_waiting=bool(executor.waiting))
         if not draft.handles and not executor.released_handles:
@@ -126,18 +126,16 @@ class BatchBuilder:
         )
         return batch, shed
 
-    def _draft(self, executor: ExecutorState, policy: PolicyGuard, now: float) -> StepDraft:
+    def _draft(self, executor: ExecutorState, now: float) -> StepDraft:
         draft = StepDraft(executor.spec.max_num_batched_tokens)
-        prefills = self._schedule_decodes(draft, executor, policy, now)
+        prefills = self._schedule_decodes(draft, executor, now)
         if executor.reserve.is_on:
-            prefills = self._schedule_reserve(draft, executor, policy, prefills, now)
-        self._schedule_prefills(draft, policy, prefills)
-        self._schedule_admissions(draft, executor, policy, executor.waiting, now)
+            prefills = self._schedule_reserve(draft, executor, prefills, now)
+        self._schedule_prefills(draft, prefills)
+        self._schedule_admissions(draft, executor, executor.waiting, now)
         return draft
 
-    def _schedule_decodes(
-        self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, now: float
-    ) -> list[Sequence]:
+    def _schedule_decodes(self, draft: StepDraft, executor: ExecutorState, now: float) -> list[Sequence]:
         """Give each sequence in decode its row; returns those with more than one token to compute.
 
         The loop runs once per sequence and step, so it does the work of StepDraft.add in place: in steady decode a row
@@ -159,7 +157,7 @@ class BatchBuilder:
                     continue
             if computed >= sequence.num_slots:
                 # It lacks one block.
-                if not kv.num_available_blocks and not self._make_room(draft, executor, policy, sequence, now):
+                if not kv.num_available_blocks and not self._make_room(draft, executor, sequence, now):
                     continue
                 draft.new_blocks[len(handles)] = kv.append_block(sequence)
             sequences.append(sequence)
@@ -172,16 +170,16 @@ class BatchBuilder:
         draft.level()
         return prefills
 
-    def _schedule_prefills(self, draft: StepDraft, policy: PolicyGuard, prefills: Iterable[Sequence]) -> None:
+    def _schedule_prefills(self, draft: StepDraft, prefills: Iterable[Sequence]) -> None:
         for sequence in prefills:
             # A decode may have evicted it.
             if sequence.status is SequenceStatus.RUNNING and draft.budget:
-                quota = _quota(policy, sequence, draft.budget)
+                quota = self._quota(sequence, draft.budget)
                 if quota:
                     draft.add(sequence, quota, ())
 
     def _schedule_reserve(
-        self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, prefills: list[Sequence], now: float
+        self, draft: StepDraft, executor: ExecutorState, prefills: list[Sequence], now: float
     ) -> list[Sequence]:
         """Give short ones, running or new, what the reserve keeps for them; returns the prefills without a row yet."""
         reserve = executor.reserve
@@ -197,15 +195,15 @@ class BatchBuilder:
         num_others = draft.budget - reserve.allowance(draft.budget, demand)
         draft.budget -= num_others
         num_rows = len(draft.sequences)
-        self._schedule_prefills(draft, policy, short)
+        self._schedule_prefills(draft, short)
         if head is None or _may_be_overtaken(executor, head):
-            self._schedule_admissions(draft, executor, policy, reserve.waiting, now)
+            self._schedule_admissions(draft, executor, reserve.waiting, now)
         draft.budget += num_others
         served = set(draft.sequences[num_rows:])
         return [sequence for sequence in prefills if sequence not in served]
 
     def _schedule_admissions(
-        self, draft: StepDraft, executor: ExecutorState, policy: PolicyGuard, waiting: WaitingQueue, now: float
+        self, draft: StepDraft, executor: ExecutorState, waiting: WaitingQueue, now: float
     ) -> None:
         """Admit from a queue, the executor's or the reserve's lane, while its head fits."""
         is_lane = waiting is not executor.waiting
@@ -221,10 +219,10 @@ class BatchBuilder:
                     # Who is behind a crowd of twins waits with it: admitted, each would compute the prefix once more.
                     break
                 aside.append(waiting.set_aside())
-            elif not self._admit(draft, executor, policy, sequence, prefix, now, may_evict=not is_overtaking):
+            elif not self._admit(draft, executor, sequence, prefix, now, may_evict=not is_overtaking):
                 if len(aside) == MAX_SET_ASIDE or must_wait_for_isolation(executor, sequence):
                     break
-                if not is_overtaking and not policy.may_overtake(sequence.view, now):
+                if not is_overtaking and not self._policy.may_overtake(sequence.view, now):
                     break
                 is_overtaking = True
                 aside.append(waiting.set_aside())
@@ -235,7 +233,6 @@ class BatchBuilder:
         self,
         draft: StepDraft,
         executor: ExecutorState,
-        policy: PolicyGuard,
         sequence: Sequence,
         prefix: list[int],
         now: float,
@@ -247,14 +244,14 @@ class BatchBuilder:
             return False
         if not sequence.request.was_started:
             miss = _find_miss(executor, sequence, prefix, now)
-            if miss is not None or policy.should_shed(sequence.view, now):
+            if miss is not None or self._policy.should_shed(sequence.view, now):
                 executor.dequeue(sequence)
                 draft.shed.append((sequence.request, miss))
                 return True
         if not may_evict and not self.has_room(executor, sequence, now, prefix):
             return False
-        quota = _quota(policy, sequence, draft.budget, len(prefix) * executor.spec.block_size)
-        if not quota or not self._make_room(draft, executor, policy, sequence, now, prefix):
+        quota = self._quota(sequence, draft.budget, len(prefix) * executor.spec.block_size)
+        if not quota or not self._make_room(draft, executor, sequence, now, prefix):
             return False
         # Evictions give budget back, never take it.
         request = sequence.request
@@ -283,7 +280,6 @@ class BatchBuilder:
         self,
         draft: StepDraft,
         executor: ExecutorState,
-        policy: PolicyGuard,
         wanting: Sequence,
         now: float,
         prefix: list[int] = _NO_PREFIX,
@@ -310,16 +306,15 @@ class BatchBuilder:
 
         if fits(kv.num_available_blocks, len(executor.running)):
             return True
-        victims = self._choose_victims(executor, policy, wanting, prefix, fits, now)
+        victims = self._choose_victims(executor, wanting, prefix, fits, now)
         for victim in victims:
             draft.drop(victim)
-            self.preempt(executor, victim, now, yields=is_waiting or not policy.preempted_first)
+            self.preempt(executor, victim, now, yields=is_waiting or not self._policy.preempted_first)
         return bool(victims) and wanting not in victims
 
     def _choose_victims(
         self,
         executor: ExecutorState,
-        policy: PolicyGuard,
         wanting: Sequence,
         prefix: list[int],
         fits: Callable[[int, int], bool],
@@ -337,7 +332,7 @@ class BatchBuilder:
         while not fits(num_available_blocks, len(executor.running) - len(victims)):
             if not candidates or (is_waiting and len(victims) == MAX_VICTIMS):
                 return []
-            view = policy.choose_victim(tuple(candidates), wanting.view, now)
+            view = self._policy.choose_victim(tuple(candidates), wanting.view, now)
             if view is None:
                 return []
             victim = candidates.pop(view)
@@ -352,6 +347,14 @@ class BatchBuilder:
                 if not fits(num_available_blocks + sum(most), len(executor.running) - 1 - len(most)):
                     return []
         return victims
+
+    def _quota(self, sequence: Sequence, budget: int, num_cached_tokens: int = 0) -> int:
+        """Tokens that a sequence may compute in this step: what it lacks, within the policy's quota and the budget.
+
+        num_cached_tokens: of a sequence that waits, what it need not compute.
+        """
+        quota = self._policy.prefill_quota(sequence.view, budget)
+        return max(0, min(quota, sequence.num_known_tokens - sequence.num_computed_tokens - num_cached_tokens))
 
 
 def must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
@@ -378,12 +381,3 @@ def is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[i
     """Whether others compute at least half of what a waiting sequence lacks."""
     num_awaited = executor.kv.num_awaited_tokens(sequence, prefix)
     return num_awaited > 0 and 2 * num_awaited >= sequence.num_tokens - len(prefix) * executor.spec.block_size
-
-
-def _quota(policy: PolicyGuard, sequence: Sequence, budget: int, num_cached_tokens: int = 0) -> int:
-    """Tokens that a sequence may compute in this step: what it lacks, within the policy's quota and the budget.
-
-    num_cached_tokens: of a sequence that waits, what it need not compute.
-    """
-    quota = policy.prefill_quota(sequence.view, budget)
-    return max(0, min(quota, sequence.num_known_tokens - sequence.num_computed_tokens - num_cached_tokens))

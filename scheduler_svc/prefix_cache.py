@@ -97,7 +97,7 @@ class PrefixCache:
         size, hashes = sequence.block_hashes
         if hashes and size == self._block_size and len(hashes) == index:
             # The next block of an output: the hash is made here, with the tokens at hand.
-            hashes.append(self._digest(hashes[-1] + array("I", token_ids).tobytes()))
+            hashes.append(self._next_hash(hashes[-1], token_ids))
         block_hash = self._hashes(sequence, index + 1)[index]
         self._computing.pop(block_hash, None)
         if block_hash in self._blocks:
@@ -131,6 +131,9 @@ class PrefixCache:
         }
         assert set(self._computing.values()) <= running, "a block is awaited from a sequence that does not run"
 
+    def _next_hash(self, parent: bytes, token_ids: tuple[int, ...]) -> bytes:
+        return self._digest(parent + array("I", token_ids).tobytes())
+
     def _tokens(self, sequence: Sequence, index: int) -> tuple[int, ...]:
         start = index * self._block_size
         return sequence.tokens_between(start, start + self._block_size)
@@ -144,7 +147,7 @@ class PrefixCache:
         if len(hashes) < num_blocks:
             parent = hashes[-1] if hashes else _root(sequence.request.record, self._digest)
             for index in range(len(hashes), num_blocks):
-                parent = self._digest(parent + array("I", self._tokens(sequence, index)).tobytes())
+                parent = self._next_hash(parent, self._tokens(sequence, index))
                 hashes.append(parent)
         return hashes if len(hashes) == num_blocks else hashes[:num_blocks]
 
