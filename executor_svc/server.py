@@ -19,6 +19,7 @@ from executor_svc.capacity import Wanted, plan_limits
 from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.fingerprint import fingerprint
 from executor_svc.kernels import KernelSet, build_kernels
+from executor_svc.kernels.native.build import KernelBuildError
 from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.memory import available_memory, default_kv_memory
 from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState
@@ -86,7 +87,7 @@ class ExecutorServer:
         settings = self._settings
         device = _device(settings.device)
         dtype = resolve_dtype(settings.dtype, device, cpu_features())
-        kernels = _kernels(settings.kernels)
+        kernels = _kernels(settings)
         prepared = open_prepared(settings.model)
         prepared.check_weights()
         load = _Load(settings, prepared, dtype, device, kernels, self._stages)
@@ -173,11 +174,11 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _kernels(name: str) -> KernelSet:
+def _kernels(settings: ExecutorSettings) -> KernelSet:
     try:
-        return build_kernels(name)
-    except ValueError as error:
-        raise SettingsError(f"--kernels {name}: {error}") from None
+        return build_kernels(settings.kernels, _num_threads(settings))
+    except (ValueError, KernelBuildError) as error:
+        raise SettingsError(f"--kernels {settings.kernels}: {error}") from None
 
 
 class _Load:

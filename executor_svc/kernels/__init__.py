@@ -42,12 +42,16 @@ class KernelSet:
     gather_logprobs: GatherLogprobs
 
 
-def build_kernels(name: str) -> KernelSet:
-    """Build the named set. ValueError names the known sets where it is none of them."""
+def build_kernels(name: str, num_threads: int | None = None) -> KernelSet:
+    """Build the named set, with this many compute threads (by default one for each processor it may use).
+
+    ValueError names the known sets where it is none of them, and an instruction set that does not run here;
+    KernelBuildError where a set must be compiled and cannot be.
+    """
     if name == "reference":
         from executor_svc.kernels.sets.reference import build
     elif name == "cpu":
         from executor_svc.kernels.sets.cpu import build
     else:
         raise ValueError(f"unknown kernel set {name!r}; known: {', '.join(KERNEL_SETS)}")
-    return build()
+    return build(num_threads)

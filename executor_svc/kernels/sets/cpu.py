@@ -1,14 +1,13 @@
-"""The CPU set: torch's own fast operators, oneDNN for the linear layers."""
+"""The CPU set: compiled kernels."""
 
 from __future__ import annotations
 
-import torch
-
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.activation.cpu import silu_and_mul
-from executor_svc.kernels.linear.cpu import pack_linear
+from executor_svc.kernels.linear.cpu import make_pack_linear
 from executor_svc.kernels.logit_bias.cpu import add_logit_bias
 from executor_svc.kernels.logprobs.cpu import gather_logprobs
+from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.norm.cpu import add_rms_norm, rms_norm
 from executor_svc.kernels.paged_attention.cpu import plan_attention
 from executor_svc.kernels.penalties.cpu import apply_penalties
@@ -17,13 +16,12 @@ from executor_svc.kernels.sampling.cpu import sample_tokens
 from executor_svc.kernels.write_kv.cpu import write_kv
 
 
-def build() -> KernelSet:
-    """Give the set. RuntimeError where this build of torch lacks oneDNN."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        raise RuntimeError("kernel set cpu needs a torch built with oneDNN; set reference runs without")
+def build(num_threads: int | None) -> KernelSet:
+    """Give the set, its compute threads at hand. Raises KernelBuildError and InstructionSetError."""
+    library = load_library(num_threads)
     return KernelSet(
         name="cpu",
-        pack_linear=pack_linear,
+        pack_linear=make_pack_linear(library),
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_and_mul=silu_and_mul,

@@ -1,0 +1,114 @@
+"""Compiling the kernels, once for each instruction set and state of the sources."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from executor_svc.kernels.native.isa import InstructionSet
+from octavo.home import octavo_home
+
+SOURCES = Path(__file__).parent.parent
+"""Every .cpp file below it is compiled."""
+BUILT_AHEAD_IN = "OCTAVO_KERNELS_DIR"
+"""Environment variable: a folder of libraries that were built ahead. Looked into first, never written to."""
+COMPILERS = ("g++", "clang++", "c++")
+"""Tried in this order, after $CXX."""
+
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
+_TIME_LIMIT = 600
+"""Seconds for one source. A minute is far too long already; this one ends a compiler that hangs."""
+
+
+class KernelBuildError(RuntimeError):
+    """There is no compiler, or it failed. The message says what to do."""
+
+
+def find_library(isa: InstructionSet) -> Path:
+    """Return the library for an instruction set: built ahead, built before, or built now (10 to 20 seconds).
+
+    Raises KernelBuildError. Two processes that come at once build it once.
+    """
+    name = library_name(isa)
+    ahead = os.environ.get(BUILT_AHEAD_IN)
+    if ahead and (Path(ahead) / name).is_file():
+        return Path(ahead) / name
+    folder = octavo_home() / "kernels"
+    library = folder / name
+    if library.is_file():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / f"{name}.lock"):
+            if not library.is_file():
+                build(isa, library)
+    except OSError as error:
+        raise KernelBuildError(f"the compiled kernels cannot be kept in {folder}: {error}; set OCTAVO_HOME") from None
+    return library
+
+
+def library_name(isa: InstructionSet) -> str:
+    """Return the file name of the library that the sources of now give: the set and a hash of all that decides it."""
+    digest = hashlib.sha256(repr((_FLAGS, isa.flags)).encode())
+    for path in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
+        digest.update(f"{path.relative_to(SOURCES)}\n".encode() + path.read_bytes())
+    return f"octavo-{isa.name}-{digest.hexdigest()[:16]}.so"
+
+
+def build(isa: InstructionSet, library: Path) -> None:
+    """Compile every source and link them. The file appears whole or not at all. Raises KernelBuildError."""
+    compiler = find_compiler()
+    sources = sorted(SOURCES.rglob("*.cpp"))
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
+        objects = [Path(scratch) / f"{index}.o" for index in range(len(sources))]
+        commands = [
+            [compiler, *_FLAGS, *isa.flags, "-c", str(source), "-o", str(obj)]
+            for source, obj in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(_run, commands))
+        whole = Path(scratch) / library.name
+        _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(whole)])
+        whole.replace(library)
+
+
+def find_compiler() -> str:
+    """Return the path of a C++ compiler. Raises KernelBuildError where there is none."""
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    missing = f"CXX={wanted} is not a program" if wanted else "there is no C++ compiler"
+    raise KernelBuildError(
+        f"{missing}, and the kernels are compiled at the first start: install one (Debian: apt install g++), or start "
+        "with --kernels reference, which is slow"
+    )
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelBuildError(f"{command[0]} could not compile the kernels: {error}") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise KernelBuildError(
+            f"{command[0]} could not compile the kernels (g++ 11 or clang++ 14 and later can): "
+            + "; ".join(said[:3] or [f"exit code {done.returncode}"])
+        )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,135 @@
+#include "team.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+static inline void pause_briefly() { _mm_pause(); }
+#else
+static inline void pause_briefly() { std::this_thread::yield(); }
+#endif
+
+namespace octavo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a thread looks before it sleeps: several times the gap between two ops of a step.
+constexpr auto kLookFor = std::chrono::microseconds(50);
+constexpr int kTurnsBetweenClocks = 32;
+
+// Look for `found` for a while; false where it did not come true.
+template <class F>
+bool look_for(const F& found) {
+  const auto until = Clock::now() + kLookFor;
+  do {
+    for (int turn = 0; turn < kTurnsBetweenClocks; ++turn) {
+      if (found()) return true;
+      pause_briefly();
+    }
+  } while (Clock::now() < until);
+  return found();
+}
+
+class Team {
+ public:
+  void resize(int size) {
+    std::lock_guard<std::mutex> turn(callers_);
+    if (size == size_) return;
+    stop();
+    stopping_ = false;
+    size_ = size;
+    const uint64_t round = round_.load();
+    for (int index = 1; index < size; ++index) threads_.emplace_back([this, index, round] { serve(index, round); });
+  }
+
+  void run(Work work, void* arguments) {
+    // Two executors in one process, as in tests, take turns.
+    std::lock_guard<std::mutex> turn(callers_);
+    if (size_ > 1) {
+      work_ = work;
+      arguments_ = arguments;
+      pending_.store(size_ - 1, std::memory_order_relaxed);
+      {
+        // Under the lock, so that a thread on its way to sleep cannot miss it.
+        std::lock_guard<std::mutex> lock(mutex_);
+        round_.fetch_add(1, std::memory_order_release);
+      }
+      wake_.notify_all();
+    }
+    work(Member{0, size_}, arguments);
+    if (size_ > 1) await_others();
+  }
+
+  int size() const { return size_; }
+
+ private:
+  void serve(int index, uint64_t seen) {
+    while (await_round_after(seen)) {
+      ++seen;
+      work_(Member{index, size_}, arguments_);
+      if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        done_.notify_one();
+      }
+    }
+  }
+
+  // False where the team is being stopped.
+  bool await_round_after(uint64_t seen) {
+    const auto begun = [&] { return round_.load(std::memory_order_acquire) != seen; };
+    if (look_for(begun)) return true;
+    std::unique_lock<std::mutex> lock(mutex_);
+    wake_.wait(lock, [&] { return stopping_ || begun(); });
+    return begun();
+  }
+
+  void await_others() {
+    const auto done = [&] { return pending_.load(std::memory_order_acquire) == 0; };
+    if (look_for(done)) return;
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, done);
+  }
+
+  void stop() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  int size_ = 1;
+  std::vector<std::thread> threads_;
+  Work work_ = nullptr;
+  void* arguments_ = nullptr;
+  alignas(64) std::atomic<uint64_t> round_{0};
+  alignas(64) std::atomic<int> pending_{0};
+  bool stopping_ = false;
+  std::mutex callers_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+};
+
+// Never destroyed: its threads may still look for work while the process ends.
+Team& team() {
+  static Team* const the_team = new Team;
+  return *the_team;
+}
+
+}  // namespace
+
+void run_on_team(Work work, void* arguments) { team().run(work, arguments); }
+int team_size() { return team().size(); }
+
+}  // namespace octavo
+
+OCTAVO_EXPORT void octavo_set_threads(int count) { octavo::team().resize(count < 1 ? 1 : count); }
+OCTAVO_EXPORT int octavo_threads() { return octavo::team_size(); }

@@ -1,0 +1,59 @@
+// The compute threads of one process, and how they share the work of an op.
+//
+// OpenMP would do, but two of its runtimes meet here (torch brings its own), each with threads that spin in the way of
+// the other's. This team's threads look for work for a few microseconds, as the next op of a step comes at once, and then
+// sleep: other services run on the same cores.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+// A function of the library's C interface.
+#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace octavo {
+
+// One thread's view of the team while an op runs.
+struct Member {
+  int index;  // 0 to count - 1; 0 is the thread that called
+  int count;
+};
+
+// Hands out the numbers 0 to `end`, in pieces, to whichever member asks first.
+class Shares {
+ public:
+  void start(int64_t end, int64_t piece) {
+    next_.store(0, std::memory_order_relaxed);
+    end_ = end;
+    piece_ = piece;
+  }
+  // The next piece, [*begin, *end); false where nothing is left.
+  bool take(int64_t* begin, int64_t* end) {
+    const int64_t first = next_.fetch_add(piece_, std::memory_order_relaxed);
+    if (first >= end_) return false;
+    *begin = first;
+    *end = first + piece_ < end_ ? first + piece_ : end_;
+    return true;
+  }
+
+ private:
+  alignas(64) std::atomic<int64_t> next_{0};
+  int64_t end_ = 0;
+  int64_t piece_ = 1;
+};
+
+using Work = void (*)(const Member&, void* arguments);
+
+// Run `work` on every member at once and return when all have. Calls from several threads run one after the other.
+void run_on_team(Work work, void* arguments);
+
+// The same for anything callable with a Member.
+template <class F>
+void on_team(const F& f) {
+  run_on_team([](const Member& member, void* arguments) { (*static_cast<const F*>(arguments))(member); },
+              const_cast<void*>(static_cast<const void*>(&f)));
+}
+
+int team_size();
+
+}  // namespace octavo

@@ -1,0 +1,53 @@
+"""The compiled kernels of this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from executor_svc.kernels.native.build import find_library
+from executor_svc.kernels.native.isa import InstructionSet, choose
+
+ADDRESS = ctypes.c_void_p
+INT64 = ctypes.c_int64
+INT32 = ctypes.c_int32
+FLOAT = ctypes.c_float
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """One loaded library. Calls run without Python's lock; the ops of one process run one after the other."""
+
+    isa: InstructionSet
+    _library: ctypes.CDLL
+
+    def function(self, name: str, *arguments: type, result: type | None = None) -> Callable[..., int]:
+        """Return a C function by its name, with the types of its arguments and result."""
+        function = self._library[name]
+        function.argtypes = arguments
+        function.restype = result
+        return function
+
+    def set_threads(self, count: int) -> None:
+        """Make the team of compute threads `count` strong, the calling thread of an op included."""
+        self.function("octavo_set_threads", ctypes.c_int)(count)
+
+
+_loaded: dict[str, NativeLibrary] = {}
+
+
+def load_library(num_threads: int | None = None) -> NativeLibrary:
+    """Load the library of the chosen instruction set, built first where need be.
+
+    num_threads: compute threads, by default as many as the process may use processors. Raises KernelBuildError and
+    InstructionSetError.
+    """
+    isa = choose()
+    # A library has one team: loading it twice must not make two.
+    if isa.name not in _loaded:
+        _loaded[isa.name] = NativeLibrary(isa, ctypes.CDLL(str(find_library(isa))))
+    library = _loaded[isa.name]
+    library.set_threads(num_threads or len(os.sched_getaffinity(0)))
+    return library
