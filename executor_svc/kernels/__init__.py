@@ -43,15 +43,18 @@ class KernelSet:
 
 
 def build_kernels(name: str, num_threads: int | None = None) -> KernelSet:
-    """Build the named set, with this many compute threads (by default one for each processor it may use).
+    """Build the named set, with this many compute threads of its own where it has any (by default one for
+    each processor that the process may use).
 
     ValueError names the known sets where it is none of them, and an instruction set that does not run here;
     KernelBuildError where a set must be compiled and cannot be.
     """
     if name == "reference":
         from executor_svc.kernels.sets.reference import build
-    elif name == "cpu":
-        from executor_svc.kernels.sets.cpu import build
-    else:
-        raise ValueError(f"unknown kernel set {name!r}; known: {', '.join(KERNEL_SETS)}")
-    return build(num_threads)
+
+        return build()
+    if name == "cpu":
+        from executor_svc.kernels.sets.cpu import build as build_cpu
+
+        return build_cpu(num_threads)
+    raise ValueError(f"unknown kernel set {name!r}; known: {', '.join(KERNEL_SETS)}")

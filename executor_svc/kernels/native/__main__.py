@@ -1,4 +1,4 @@
-"""Builds the kernels of every instruction set of this kind of machine: python -m executor_svc.kernels.native DIRECTORY."""
+"""Builds the kernels of all instruction sets of this kind of machine: python -m executor_svc.kernels.native FOLDER."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executor_svc.kernels.native.isa import INSTRUCTION_SETS
 def main(arguments: list[str]) -> int:
     """Build into the directory; return the exit code."""
     if len(arguments) != 1:
-        print("usage: python -m executor_svc.kernels.native DIRECTORY", file=sys.stderr)
+        print("usage: python -m executor_svc.kernels.native FOLDER", file=sys.stderr)
         return 2
     directory = Path(arguments[0])
     directory.mkdir(parents=True, exist_ok=True)

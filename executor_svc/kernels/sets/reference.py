@@ -15,8 +15,8 @@ from executor_svc.kernels.sampling.reference import sample_tokens
 from executor_svc.kernels.write_kv.reference import write_kv
 
 
-def build(num_threads: int | None) -> KernelSet:
-    """Give the set. Its threads are torch's: num_threads changes nothing."""
+def build() -> KernelSet:
+    """Give the set."""
     return KernelSet(
         name="reference",
         pack_linear=pack_linear,
