@@ -1,6 +1,6 @@
 # The executor: weights, KV memory, kernels. The one-shot `model` service runs `octavo` from the same image.
 # Built from the root of the project: docker build -f deploy/executor.Dockerfile .
-FROM python:3.11-slim-bookworm
+FROM python:3.11-slim-bookworm AS packages
 
 # pip's own variables. Not given, they leave what the base image or its pip.conf says.
 ARG PIP_INDEX_URL
@@ -30,6 +30,15 @@ RUN build=$TORCH extras=executor \
         -c "constraints-$build.txt" -r requirements.txt \
     && rm -rf "$(python -c 'import torch; print(torch.__path__[0])')/test"
 
+# The kernels of every instruction set, so that the service needs no compiler. This stage is left behind.
+FROM packages AS kernels
+RUN apt-get update && apt-get install -y --no-install-recommends g++
+COPY octavo octavo
+COPY executor_svc executor_svc
+RUN python -m executor_svc.kernels.native /kernels
+
+FROM packages
+COPY --from=kernels /kernels /usr/local/lib/octavo
 COPY README.md LICENSE ./
 COPY octavo octavo
 COPY executor_svc executor_svc
@@ -38,6 +47,6 @@ RUN python -m pip install --root-user-action=ignore --no-cache-dir --no-deps --n
 
 WORKDIR /
 USER octavo
-ENV OCTAVO_HOME=/var/lib/octavo OCTAVO_EXECUTOR_BIND=0.0.0.0
+ENV OCTAVO_HOME=/var/lib/octavo OCTAVO_KERNELS_DIR=/usr/local/lib/octavo OCTAVO_EXECUTOR_BIND=0.0.0.0
 EXPOSE 50053 9103
 ENTRYPOINT ["python", "-m", "executor_svc"]

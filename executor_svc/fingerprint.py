@@ -14,8 +14,8 @@ from executor_svc.cpu_features import cpu_features
 def fingerprint(*, model_revision: str, dtype: torch.dtype, kernels: str, tensor_parallel_size: int = 1) -> str:
     """Give a lower-case hex sha256. Executors of equal fingerprint compute the same numbers from the same inputs.
 
-    `kernels` is the set's name. The instruction set, the features libraries choose their code by, and the version of
-    torch are this process's own.
+    `kernels` is the set's build. The features libraries choose their code by, and the version of torch, are this
+    process's own.
     """
     parts = {
         "model_revision": model_revision,
@@ -24,7 +24,6 @@ def fingerprint(*, model_revision: str, dtype: torch.dtype, kernels: str, tensor
         "tensor_parallel_size": tensor_parallel_size,
         "torch": torch.__version__,
         "machine": platform.machine(),
-        "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "cpu_features": sorted(cpu_features()),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -88,6 +88,7 @@ class ExecutorServer:
         device = _device(settings.device)
         dtype = resolve_dtype(settings.dtype, device, cpu_features())
         kernels = _kernels(settings)
+        self._stages.done("kernels")
         prepared = open_prepared(settings.model)
         prepared.check_weights()
         load = _Load(settings, prepared, dtype, device, kernels, self._stages)
@@ -97,7 +98,7 @@ class ExecutorServer:
             runner = await self._worker.start(load)
             undo.push_async_callback(self._worker.stop)
             self._live_state.holdings = load.holdings
-            info = _info(settings, prepared, dtype, runner)
+            info = _info(settings, prepared, dtype, kernels, runner)
             servicer = self._servicer = ExecutorService(info, self._worker)
             add_ExecutorServiceServicer_to_server(servicer, self._rpc.server)
             await self._rpc.start(SERVICE_NAME)
@@ -106,7 +107,7 @@ class ExecutorServer:
         for name in ("", SERVICE_NAME):
             await self._rpc.health.set(name, True)
         self._stages.done("listening")
-        figures = _figures(settings, info, dtype)
+        figures = _figures(settings, info, dtype, kernels)
         figures |= {"port": self.port, "metrics_port": self.metrics_port}
         figures |= {"start_seconds": round(self._stages.seconds, 3)}
         logger.info("executor serving", extra={"fields": figures})
@@ -252,19 +253,23 @@ def _num_threads(settings: ExecutorSettings) -> int:
     return settings.threads or len(os.sched_getaffinity(0))
 
 
-def _info(settings: ExecutorSettings, prepared: PreparedModel, dtype: torch.dtype, runner: ModelRunner) -> ExecutorInfo:
+def _info(
+    settings: ExecutorSettings, prepared: PreparedModel, dtype: torch.dtype, kernels: KernelSet, runner: ModelRunner
+) -> ExecutorInfo:
     return ExecutorInfo(
         incarnation=secrets.token_hex(16),
         cell=settings.cell,
         model_name=prepared.name,
         model_revision=prepared.revision,
         tokenizer_hash=prepared.tokenizer_hash,
-        fingerprint=fingerprint(model_revision=prepared.revision, dtype=dtype, kernels=settings.kernels),
+        fingerprint=fingerprint(model_revision=prepared.revision, dtype=dtype, kernels=kernels.build),
         limits=runner.limits,
     )
 
 
-def _figures(settings: ExecutorSettings, info: ExecutorInfo, dtype: torch.dtype) -> dict[str, object]:
+def _figures(
+    settings: ExecutorSettings, info: ExecutorInfo, dtype: torch.dtype, kernels: KernelSet
+) -> dict[str, object]:
     return {
         "bind": settings.bind,
         "cell": info.cell,
@@ -274,7 +279,8 @@ def _figures(settings: ExecutorSettings, info: ExecutorInfo, dtype: torch.dtype)
         "fingerprint": info.fingerprint,
         "device": settings.device,
         "dtype": str(dtype).removeprefix("torch."),
-        "kernels": settings.kernels,
+        "kernels": kernels.name,
+        "kernels_build": kernels.build,
         "threads": _num_threads(settings),
         "block_size": info.limits.block_size,
         "num_blocks": info.limits.num_blocks,

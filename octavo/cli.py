@@ -43,7 +43,7 @@ each service also runs alone, one per machine or pod:
   python -m scheduler_svc --executors HOST:PORT,...
   python -m gateway --model MODEL --scheduler HOST:PORT
 
-OCTAVO_HOME is where models and logs are kept [default: ~/.cache/octavo].
+OCTAVO_HOME is where models, compiled kernels and logs are kept [default: ~/.cache/octavo].
 """
 _FAILED = 1
 _INTERRUPTED = 130

@@ -165,9 +165,19 @@ class ExecutorSettings(Settings):
 
 
 ALL_SETTINGS: tuple[type[Settings], ...] = (GatewaySettings, SchedulerSettings, ExecutorSettings)
-OTHER_VARIABLES = frozenset({"OCTAVO_HOME", "OCTAVO_ADDRESS", "OCTAVO_ADMIN_ADDRESS", "OCTAVO_API_KEY"})
+OTHER_VARIABLES = frozenset(
+    {
+        "OCTAVO_HOME",
+        "OCTAVO_ADDRESS",
+        "OCTAVO_ADMIN_ADDRESS",
+        "OCTAVO_API_KEY",
+        "OCTAVO_CPU_ISA",
+        "OCTAVO_KERNELS_DIR",
+    }
+)
 """Variables outside the services' settings. OCTAVO_HOME: where `octavo pull` keeps models (see octavo.models).
-OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where clients find a gateway, host:port. OCTAVO_API_KEY: what they show it."""
+OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where clients find a gateway, host:port. OCTAVO_API_KEY: what they show it.
+OCTAVO_CPU_ISA and OCTAVO_KERNELS_DIR: see executor_svc.kernels.native."""
 
 
 def known_variables() -> frozenset[str]:

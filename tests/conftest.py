@@ -12,6 +12,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import importlib.util
+
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
@@ -21,6 +23,16 @@ _SLOW_OK = [HealthCheck.too_slow]
 settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, suppress_health_check=_SLOW_OK)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=_SLOW_OK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_configure() -> None:
+    """Compile the kernels once, for the tests and the services they start, whatever home these are given."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    from executor_svc.kernels.native.build import BUILT_AHEAD_IN, find_library
+    from executor_svc.kernels.native.isa import choose
+
+    os.environ[BUILT_AHEAD_IN] = str(find_library(choose()).parent)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,6 +29,8 @@ class KernelSet:
     """One implementation of every op. The contracts are the Protocols that the fields are typed with."""
 
     name: str
+    build: str
+    """What, beside the inputs, decides the bits that come out: the libraries and the instruction set."""
     pack_linear: PackLinear
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm

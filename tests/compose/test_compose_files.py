@@ -111,7 +111,8 @@ def test_a_dockerfile_asks_for_nothing_special(path: Any) -> None:
     text = path.read_text()
     instructions = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
     lines = [line.strip() for line in instructions.splitlines() if line.strip()]
-    assert lines[0] == f"FROM {BASE_IMAGE}"
+    assert lines[0].removesuffix(" AS packages") == f"FROM {BASE_IMAGE}"
+    assert {line for line in lines[1:] if line.startswith("FROM")} <= {"FROM packages", "FROM packages AS kernels"}
     assert not re.search(r"^#\s*syntax", text)
     assert "--mount" not in text
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
@@ -126,7 +127,8 @@ def test_the_images_share_their_first_layers() -> None:
     assert len(DOCKERFILES) == len(SERVICES)
     commons = set()
     for path in DOCKERFILES:
-        _, found, rest = path.read_text().partition(f"FROM {BASE_IMAGE}\n")
+        text = path.read_text().replace(" AS packages\n", "\n", 1)
+        _, found, rest = text.partition(f"FROM {BASE_IMAGE}\n")
         common, end, _ = rest.partition("-r requirements.txt setuptools\n")
         assert found, path
         assert end, path
@@ -139,6 +141,7 @@ def test_the_packages_of_an_image_come_before_its_source() -> None:
     for path in DOCKERFILES:
         before, _, after = path.read_text().partition("COPY README.md LICENSE ./\n")
         assert "COPY octavo octavo" in after
+        assert "COPY octavo octavo" not in before.partition("AS kernels")[0]
         assert "-r requirements.txt" in before
         assert "-r requirements.txt" not in after
 

@@ -100,10 +100,10 @@ def _run(command: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelBuildError(f"{command[0]} could not compile the kernels: {error}") from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        errors = [line for line in said if "error" in line] or said
         raise KernelBuildError(
-            f"{command[0]} could not compile the kernels (g++ 11 or clang++ 14 and later can): "
-            + "; ".join(said[:3] or [f"exit code {done.returncode}"])
+            f"{command[0]} could not compile the kernels (g++ 11 or clang++ 14 and later can): {'; '.join(errors[:3])}"
         )
 
 

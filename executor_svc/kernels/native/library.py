@@ -20,6 +20,8 @@ FLOAT = ctypes.c_float
 class NativeLibrary:
     """One loaded library. Calls run without Python's lock; the ops of one process run one after the other."""
 
+    name: str
+    """The file's, which tells the instruction set and the state of the sources."""
     isa: InstructionSet
     _library: ctypes.CDLL
 
@@ -47,7 +49,8 @@ def load_library(num_threads: int | None = None) -> NativeLibrary:
     isa = choose()
     # A library has one team: loading it twice must not make two.
     if isa.name not in _loaded:
-        _loaded[isa.name] = NativeLibrary(isa, ctypes.CDLL(str(find_library(isa))))
+        path = find_library(isa)
+        _loaded[isa.name] = NativeLibrary(path.name, isa, ctypes.CDLL(str(path)))
     library = _loaded[isa.name]
     library.set_threads(num_threads or len(os.sched_getaffinity(0)))
     return library

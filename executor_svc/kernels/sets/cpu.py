@@ -21,6 +21,7 @@ def build(num_threads: int | None) -> KernelSet:
     library = load_library(num_threads)
     return KernelSet(
         name="cpu",
+        build=library.name,
         pack_linear=make_pack_linear(library),
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,

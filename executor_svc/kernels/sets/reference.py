@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.activation.reference import silu_and_mul
 from executor_svc.kernels.linear.reference import pack_linear
@@ -19,6 +21,7 @@ def build() -> KernelSet:
     """Give the set."""
     return KernelSet(
         name="reference",
+        build=f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}",
         pack_linear=pack_linear,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,

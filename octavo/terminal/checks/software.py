@@ -35,12 +35,14 @@ def check_software() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    for name in dict.fromkeys((os.environ.get("CXX", "c++"), "g++", "clang++")):
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else ("g++", "clang++", "c++"):
         first = _first_line((name, "--version"))
         if first is not None:
             return Finding(_SECTION, "compiler", Level.OK, f"{name}: {first}")
-    advice = "`make env` asks for one (Debian: apt install g++); serving needs none"
-    return Finding(_SECTION, "compiler", Level.NOTE, "no C++ compiler found", advice)
+    advice = "Debian: apt install g++; where the executor runs elsewhere none is needed"
+    text = f"CXX={wanted} is not a program" if wanted else "no C++ compiler found"
+    return Finding(_SECTION, "compiler", Level.NOTE, f"{text}: the executor compiles its kernels with one", advice)
 
 
 def _packages() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import torch
 
 from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.fingerprint import fingerprint
+from executor_svc.kernels import KERNEL_SETS, build_kernels
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -29,11 +30,14 @@ def test_fingerprint_is_stable_and_tells_differences() -> None:
     assert all(len(each) == 64 and set(each) <= set("0123456789abcdef") for each in hashes)
 
 
-def test_fingerprint_tells_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two machines that compute with other instructions have other fingerprints."""
-    here = fingerprint(model_revision="a", dtype=torch.float32, kernels="cpu")
+def test_the_build_of_a_set_tells_its_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines that compute with other instructions have kernels of other builds, and so other fingerprints."""
+    here = {name: build_kernels(name).build for name in KERNEL_SETS}
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "Z80")
-    assert fingerprint(model_revision="a", dtype=torch.float32, kernels="cpu") != here
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "generic")
+    there = {name: build_kernels(name).build for name in KERNEL_SETS}
+    assert not set(here.values()) & set(there.values())
+    assert "-generic-" in there["cpu"]
 
 
 def test_cpu_features_are_read_from_cpuinfo(tmp_path: Path) -> None:

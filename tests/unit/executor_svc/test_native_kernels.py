@@ -1,0 +1,221 @@
+"""Compiled kernels: which instruction set is chosen, and how its library comes to be."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_svc.cpu_features import cpu_features
+from executor_svc.kernels import build_kernels
+from executor_svc.kernels.native import build as native_build
+from executor_svc.kernels.native.__main__ import main
+from executor_svc.kernels.native.build import BUILT_AHEAD_IN, KernelBuildError, build, find_library, library_name
+from executor_svc.kernels.native.isa import (
+    FORCED_BY,
+    INSTRUCTION_SETS,
+    InstructionSet,
+    InstructionSetError,
+    choose,
+    runnable,
+)
+
+GENERIC, AVX2, AVX512 = (
+    next(isa for isa in INSTRUCTION_SETS if isa.name == name) for name in ("generic", "avx2", "avx512")
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, and nothing built ahead."""
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(BUILT_AHEAD_IN, raising=False)
+    return tmp_path / "home"
+
+
+def _compiler(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_the_highest_set_that_the_processor_runs_is_chosen() -> None:
+    """A set is chosen where every one of its features is there, and not where one is missing."""
+    assert choose(frozenset(), {}) is GENERIC
+    assert choose(AVX2.features, {}) is AVX2
+    assert choose(AVX2.features - {"fma"}, {}) is GENERIC
+    assert choose(AVX512.features, {}) is AVX512
+    assert choose(AVX512.features - {"avx512bw"}, {}) is AVX2
+
+
+def test_a_lower_set_can_be_forced_and_no_other() -> None:
+    """OCTAVO_CPU_ISA names a set that runs here; one that does not, or that nobody knows, is refused with those."""
+    assert choose(AVX512.features, {FORCED_BY: "avx2"}) is AVX2
+    assert choose(AVX512.features, {FORCED_BY: ""}) is AVX512
+    with pytest.raises(InstructionSetError, match="avx512: this processor does not run it; here run generic, avx2"):
+        choose(AVX2.features, {FORCED_BY: "avx512"})
+    with pytest.raises(InstructionSetError, match="z80: unknown; here run generic"):
+        choose(frozenset(), {FORCED_BY: "z80"})
+
+
+def test_a_library_is_built_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that come at once build it once, and whoever comes later finds it."""
+    built: list[Path] = []
+
+    def slow_build(_: object, library: Path) -> None:
+        built.append(library)
+        together.wait(0.2)
+        library.write_bytes(b"library")
+
+    together = threading.Event()
+    monkeypatch.setattr(native_build, "build", slow_build)
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: find_library(GENERIC), range(4)))
+    assert found == {home / "kernels" / library_name(GENERIC)} == set(built)
+    assert len(built) == 1
+
+
+def test_a_library_built_ahead_is_taken(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fits the sources is used where it lies; one of other sources is not."""
+    ahead = tmp_path / "ahead"
+    ahead.mkdir()
+    monkeypatch.setenv(BUILT_AHEAD_IN, str(ahead))
+    monkeypatch.setattr(native_build, "build", lambda _, library: library.write_bytes(b"built"))
+    (ahead / "octavo-generic-0123456789abcdef.so").write_bytes(b"old")
+    assert find_library(GENERIC).parent == home / "kernels"
+    (ahead / library_name(GENERIC)).write_bytes(b"ahead")
+    assert find_library(GENERIC) == ahead / library_name(GENERIC)
+
+
+def test_the_name_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another set, another source, another header: another library."""
+    monkeypatch.setattr(native_build, "SOURCES", tmp_path)
+    (tmp_path / "a.cpp").write_text("int a;")
+    names = [library_name(GENERIC), library_name(AVX2)]
+    (tmp_path / "a.cpp").write_text("int b;")
+    names.append(library_name(GENERIC))
+    (tmp_path / "a.h").write_text("int c;")
+    names.append(library_name(GENERIC))
+    assert len(set(names)) == 4
+
+
+@pytest.mark.usefixtures("home")
+def test_without_a_compiler_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler, or a CXX that is none: what to install, and which set runs without."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(KernelBuildError, match=r"no C\+\+ compiler.*apt install g\+\+.*--kernels reference"):
+        find_library(GENERIC)
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    with pytest.raises(KernelBuildError, match="CXX=/no/such/compiler is not a program"):
+        find_library(GENERIC)
+
+
+def test_a_compiler_that_fails_is_quoted(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first words are in the error, nothing is left behind, and a compiler that works is asked again."""
+    monkeypatch.setenv("CXX", str(_compiler(tmp_path / "cxx", "echo 'a.cpp:1: what is this' >&2; exit 3")))
+    with pytest.raises(KernelBuildError, match=r"could not compile the kernels .*: a\.cpp:1: what is this"):
+        find_library(GENERIC)
+    assert [path.suffix for path in (home / "kernels").iterdir()] == [".lock"]
+    works = 'while [ "$1" != -o ]; do shift; done; echo made >"$2"'
+    monkeypatch.setenv("CXX", str(_compiler(tmp_path / "cxx", works)))
+    assert find_library(GENERIC).read_text() == "made\n"
+
+
+def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file where the home should be: the error says where the library should go and what to set."""
+    monkeypatch.delenv(BUILT_AHEAD_IN, raising=False)
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KernelBuildError, match=r"cannot be kept in .*file/kernels.*set OCTAVO_HOME"):
+        find_library(GENERIC)
+
+
+def test_all_sets_are_built_for_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One library for each set of this kind of machine, by the names that are looked for; a failure is exit code 1."""
+    monkeypatch.setattr("executor_svc.kernels.native.__main__.build", lambda _, library: library.write_bytes(b""))
+    assert main([str(tmp_path / "libraries")]) == 0
+    built = {path.name for path in (tmp_path / "libraries").iterdir()}
+    assert {library_name(isa) for isa in runnable(cpu_features())} <= built
+    assert len(capsys.readouterr().out.splitlines()) == len(built)
+    assert main([]) == 2
+
+    def fail(*_: object) -> None:
+        raise KernelBuildError("no compiler")
+
+    monkeypatch.setattr("executor_svc.kernels.native.__main__.build", fail)
+    assert main([str(tmp_path / "libraries")]) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS, ids=lambda isa: str(isa.name))
+def test_every_set_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa: InstructionSet) -> None:
+    """The sources compile without a warning for every set, also for those this machine does not run."""
+    if isa.features and not cpu_features() & {"avx2", "fma"}:
+        pytest.skip("not an x86-64 processor")
+    monkeypatch.setattr(native_build, "_FLAGS", (*native_build._FLAGS, "-Werror"))
+    build(isa, tmp_path / "library.so")
+    assert (tmp_path / "library.so").stat().st_size > 0
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Force an instruction set."""
+    return lambda name: monkeypatch.setenv(FORCED_BY, name)
+
+
+@pytest.mark.parametrize("isa", [isa.name for isa in INSTRUCTION_SETS])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("sixteen_bits", [False, True], ids=["float32", "bfloat16"])
+def test_a_row_is_the_same_whatever_stands_beside_it(
+    forced: Callable[[str], None], isa: str, threads: int, sixteen_bits: bool
+) -> None:
+    """Bit for bit: alone, among few, among many, with any number of threads, at sizes that fill no panel or tile."""
+    if isa not in {each.name for each in runnable(cpu_features())}:
+        pytest.skip(f"this processor does not run {isa}")
+    forced(isa)
+    kernels = build_kernels("cpu", threads)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn((203, 77), generator=generator)
+    if sixteen_bits:
+        weight = weight.bfloat16().float()
+    bias = torch.randn(203, generator=generator)
+    linear = kernels.pack_linear(weight, bias)
+    rows = torch.randn((1100, 77), generator=generator)
+    whole = linear(rows)
+    torch.testing.assert_close(whole.double(), rows.double() @ weight.double().T + bias.double(), rtol=1e-4, atol=1e-4)
+    for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 64, 400):
+        for start in (0, 3):
+            assert torch.equal(linear(rows[start : start + count]), whole[start : start + count])
+
+
+def test_sixteen_bits_hold_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float32 weight whose values are bfloat16 takes half the memory; one value that is not, and it takes all."""
+    monkeypatch.delenv(FORCED_BY, raising=False)
+    kernels = build_kernels("cpu")
+    weight = torch.randn((64, 48), generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    assert kernels.pack_linear(weight, None).panels.dtype == torch.bfloat16  # type: ignore[attr-defined]
+    weight[63, 47] = 1 + 2**-20
+    assert kernels.pack_linear(weight, None).panels.dtype == torch.float32  # type: ignore[attr-defined]
+
+
+def test_executors_of_one_process_share_the_team() -> None:
+    """Threads that call ops at once get their own results."""
+    kernels = build_kernels("cpu", 2)
+    weight = torch.randn((256, 64), generator=torch.Generator().manual_seed(0))
+    linear = kernels.pack_linear(weight, None)
+    inputs = [torch.full((3, 64), float(index)) for index in range(4)]
+    expected = [linear(x) for x in inputs]
+
+    def call_often(index: int) -> bool:
+        return all(torch.equal(linear(inputs[index]), expected[index]) for _ in range(200))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call_often, range(4)))
