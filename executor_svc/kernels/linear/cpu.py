@@ -1,8 +1,9 @@
-"""Linear by the compiled kernel: weights packed once into panels of columns, see linear.cpp."""
+"""Linear by compiled kernels: weights packed once into panels of columns, see linear.cpp and linear_bf16.cpp."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import addressof
 
 import torch
@@ -12,11 +13,11 @@ from executor_svc.kernels.linear import Linear, PackLinear
 from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLibrary
 
 _FLOAT32, _BFLOAT16 = 0, 1
-"""Storage of a weight, as linear.cpp numbers it."""
+"""Storage of a float32 weight, as linear.cpp numbers it."""
 
 
 class _Weight(ctypes.Structure):
-    """Weight of linear.cpp."""
+    """Weight of linear.cpp, and of linear_bf16.cpp, which has no `storage`."""
 
     _fields_ = [
         ("panels", ADDRESS),
@@ -28,16 +29,18 @@ class _Weight(ctypes.Structure):
 
 
 class NativeLinear:
-    """A packed weight."""
+    """A packed weight, and the kernel that reads it."""
 
-    def __init__(self, ops: _Ops, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, multiply: Callable[..., object], weight: Tensor, panels: Tensor, bias: Tensor | None, storage: int
+    ) -> None:
+        self._multiply = multiply
         self._dtype = weight.dtype
-        self._multiply = ops.multiply
         self._out_features, in_features = weight.shape
-        self.panels, storage = ops.pack(weight)
+        self.panels = panels
         self._bias = None if bias is None else bias.float().contiguous()
         self._weight = _Weight(
-            self.panels.data_ptr(),
+            panels.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self._out_features,
             in_features,
@@ -47,38 +50,49 @@ class NativeLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
-        rows = x.float().contiguous()
-        out = torch.empty((len(rows), self._out_features), dtype=torch.float32)
-        self._multiply(self._address, rows.data_ptr(), out.data_ptr(), len(rows))
-        return out.to(self._dtype)
-
-
-class _Ops:
-    """The functions of linear.cpp."""
-
-    def __init__(self, library: NativeLibrary) -> None:
-        self.multiply = library.function("octavo_linear", ADDRESS, ADDRESS, ADDRESS, INT64)
-        self._pack = library.function("octavo_pack_linear", ADDRESS, INT64, INT64, INT32, ADDRESS)
-        self._fits_bfloat16 = library.function("octavo_fits_bfloat16", ADDRESS, INT64, result=INT32)
-        self._panel = library.function("octavo_linear_panel", result=INT64)()
-
-    def pack(self, weight: Tensor) -> tuple[Tensor, int]:
-        """Return the panels of a weight [out_features, in_features], and how they are stored."""
-        weight = weight.float().contiguous()
-        out_features, in_features = weight.shape
-        storage = _BFLOAT16 if self._fits_bfloat16(weight.data_ptr(), weight.numel()) else _FLOAT32
-        padded = -(-out_features // self._panel) * self._panel
-        dtype = torch.bfloat16 if storage == _BFLOAT16 else torch.float32
-        panels = torch.empty(padded * in_features, dtype=dtype)
-        self._pack(weight.data_ptr(), out_features, in_features, storage, panels.data_ptr())
-        return panels, storage
+        x = x.contiguous()
+        out = torch.empty((len(x), self._out_features), dtype=self._dtype)
+        self._multiply(self._address, x.data_ptr(), out.data_ptr(), len(x))
+        return out
 
 
 def make_pack_linear(library: NativeLibrary) -> PackLinear:
     """Make the op. A float32 weight whose values are all bfloat16 is held in 16 bits: nothing is lost."""
-    ops = _Ops(library)
+    float32, bfloat16 = _Float32(library), _Bfloat16(library)
 
     def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        return NativeLinear(ops, weight, bias)
+        return (bfloat16 if weight.dtype == torch.bfloat16 else float32).pack(weight.contiguous(), bias)
 
     return pack_linear
+
+
+class _Float32:
+    """The functions of linear.cpp."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._multiply = library.function("octavo_linear", ADDRESS, ADDRESS, ADDRESS, INT64)
+        self._pack = library.function("octavo_pack_linear", ADDRESS, INT64, INT64, INT32, ADDRESS)
+        self._fits_bfloat16 = library.function("octavo_fits_bfloat16", ADDRESS, INT64, result=INT32)
+        self._panel = library.function("octavo_linear_panel", result=INT64)()
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
+        out_features, in_features = weight.shape
+        storage = _BFLOAT16 if self._fits_bfloat16(weight.data_ptr(), weight.numel()) else _FLOAT32
+        padded = -(-out_features // self._panel) * self._panel
+        panels = torch.empty(padded * in_features, dtype=torch.bfloat16 if storage == _BFLOAT16 else torch.float32)
+        self._pack(weight.data_ptr(), out_features, in_features, storage, panels.data_ptr())
+        return NativeLinear(self._multiply, weight, panels, bias, storage)
+
+
+class _Bfloat16:
+    """The functions of linear_bf16.cpp."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._multiply = library.function("octavo_linear_bf16", ADDRESS, ADDRESS, ADDRESS, INT64)
+        self._pack = library.function("octavo_pack_linear_bf16", ADDRESS, INT64, INT64, ADDRESS)
+        self._num_words = library.function("octavo_linear_bf16_words", INT64, INT64, result=INT64)
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
+        panels = torch.empty(self._num_words(*weight.shape), dtype=torch.int32)
+        self._pack(weight.data_ptr(), *weight.shape, panels.data_ptr())
+        return NativeLinear(self._multiply, weight, panels, bias, _BFLOAT16)

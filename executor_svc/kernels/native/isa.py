@@ -40,8 +40,10 @@ _AVX512 = InstructionSet(
         "-Wno-maybe-uninitialized",
     ),
 )
+_AVX512_BF16 = InstructionSet("avx512_bf16", _AVX512.features | {"avx512_bf16"}, (*_AVX512.flags, "-mavx512bf16"))
+_AMX = InstructionSet("amx", _AVX512_BF16.features | {"amx_bf16"}, (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16"))
 
-INSTRUCTION_SETS = (_PORTABLE, _AVX2, _AVX512)
+INSTRUCTION_SETS = (_PORTABLE, _AVX2, _AVX512, _AVX512_BF16, _AMX)
 """From the lowest to the highest; each runs wherever a higher one does."""
 
 
@@ -69,3 +71,8 @@ def choose(features: frozenset[str] | None = None, environment: Mapping[str, str
     known = any(isa.name == forced for isa in INSTRUCTION_SETS)
     problem = "this processor does not run it" if known else "unknown"
     raise InstructionSetError(f"{FORCED_BY}={forced}: {problem}; here run {', '.join(isa.name for isa in sets)}")
+
+
+def emulating_amx(isa: InstructionSet) -> InstructionSet:
+    """Return a set that takes the code for AMX's tiles, the tiles themselves in plain C++: slow, for tests."""
+    return InstructionSet(f"{isa.name}-amx-emulated", isa.features, (*isa.flags, "-DOCTAVO_EMULATE_AMX"))

@@ -40,13 +40,13 @@ class NativeLibrary:
 _loaded: dict[str, NativeLibrary] = {}
 
 
-def load_library(num_threads: int | None = None) -> NativeLibrary:
-    """Load the library of the chosen instruction set, built first where need be.
+def load_library(num_threads: int | None = None, isa: InstructionSet | None = None) -> NativeLibrary:
+    """Load the library of an instruction set, by default the chosen one, built first where need be.
 
     num_threads: compute threads, by default as many as the process may use processors. Raises KernelBuildError and
     InstructionSetError.
     """
-    isa = choose()
+    isa = choose() if isa is None else isa
     # A library has one team: loading it twice must not make two.
     if isa.name not in _loaded:
         path = find_library(isa)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 
 from executor_svc.cpu_features import cpu_features
 from executor_svc.kernels import build_kernels
+from executor_svc.kernels.linear.cpu import make_pack_linear
 from executor_svc.kernels.native import build as native_build
 from executor_svc.kernels.native.__main__ import main
 from executor_svc.kernels.native.build import BUILT_AHEAD_IN, KernelBuildError, build, find_library, library_name
@@ -22,8 +22,10 @@ from executor_svc.kernels.native.isa import (
     InstructionSet,
     InstructionSetError,
     choose,
+    emulating_amx,
     runnable,
 )
+from executor_svc.kernels.native.library import NativeLibrary, load_library
 
 GENERIC, AVX2, AVX512 = (
     next(isa for isa in INSTRUCTION_SETS if isa.name == name) for name in ("generic", "avx2", "avx512")
@@ -165,35 +167,52 @@ def test_every_set_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa
     assert (tmp_path / "library.so").stat().st_size > 0
 
 
-@pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Force an instruction set."""
-    return lambda name: monkeypatch.setenv(FORCED_BY, name)
+def _libraries() -> list[InstructionSet]:
+    """Every set, and AMX's tiles in plain C++ on the best one that this processor runs."""
+    return [*INSTRUCTION_SETS, emulating_amx(runnable(cpu_features())[-1])]
 
 
-@pytest.mark.parametrize("isa", [isa.name for isa in INSTRUCTION_SETS])
+def _load(isa: InstructionSet, threads: int = 2) -> NativeLibrary:
+    if not isa.features <= cpu_features():
+        pytest.skip(f"this processor does not run {isa.name}")
+    return load_library(threads, isa)
+
+
+@pytest.mark.parametrize("isa", _libraries(), ids=lambda isa: str(isa.name))
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("sixteen_bits", [False, True], ids=["float32", "bfloat16"])
-def test_a_row_is_the_same_whatever_stands_beside_it(
-    forced: Callable[[str], None], isa: str, threads: int, sixteen_bits: bool
-) -> None:
-    """Bit for bit: alone, among few, among many, with any number of threads, at sizes that fill no panel or tile."""
-    if isa not in {each.name for each in runnable(cpu_features())}:
-        pytest.skip(f"this processor does not run {isa}")
-    forced(isa)
-    kernels = build_kernels("cpu", threads)
+@pytest.mark.parametrize("kind", ["float32", "float32 of bfloat16", "bfloat16"])
+def test_a_row_is_the_same_whatever_stands_beside_it(isa: InstructionSet, threads: int, kind: str) -> None:
+    """Bit for bit: alone, among few, among many, with any number of threads, at sizes that fill no panel or tile; and
+    right, by float64.
+    """
+    pack_linear = make_pack_linear(_load(isa, threads))
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn((203, 77), generator=generator)
-    if sixteen_bits:
-        weight = weight.bfloat16().float()
-    bias = torch.randn(203, generator=generator)
-    linear = kernels.pack_linear(weight, bias)
+    weight, bias = torch.randn((203, 77), generator=generator), torch.randn(203, generator=generator)
     rows = torch.randn((1100, 77), generator=generator)
+    if kind != "float32":
+        weight = weight.bfloat16().float()
+    if kind == "bfloat16":
+        weight, bias, rows = weight.bfloat16(), bias.bfloat16(), rows.bfloat16()
+    linear = pack_linear(weight, bias)
     whole = linear(rows)
-    torch.testing.assert_close(whole.double(), rows.double() @ weight.double().T + bias.double(), rtol=1e-4, atol=1e-4)
-    for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 64, 400):
+    exact = rows.double() @ weight.double().T + bias.double()
+    tolerance = 2**-8 if kind == "bfloat16" else 1e-5
+    torch.testing.assert_close(whole.double(), exact, rtol=tolerance, atol=1e-4)
+    for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 16, 17, 31, 32, 33, 64, 400):
         for start in (0, 3):
             assert torch.equal(linear(rows[start : start + count]), whole[start : start + count])
+
+
+@pytest.mark.parametrize("isa", _libraries(), ids=lambda isa: str(isa.name))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_row_with_nan_spoils_no_other(isa: InstructionSet, dtype: torch.dtype) -> None:
+    """A row's NaN comes out of that row, all of it, and of no other."""
+    linear = make_pack_linear(_load(isa))(torch.ones((40, 33), dtype=dtype), None)
+    x = torch.ones((35, 33), dtype=dtype)
+    x[17, 32] = torch.nan
+    nan = linear(x).isnan()
+    assert nan[17].all()
+    assert nan.sum() == 40
 
 
 def test_sixteen_bits_hold_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ static inline Vec exp2_whole(Vec x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
 }
 static inline Bits load_bits(const void* p) { return _mm512_loadu_si512(p); }
+static inline Bits broadcast_bits(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 static inline Vec low_halves(Bits x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
 static inline Vec high_halves(Bits x) {
   return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
@@ -88,6 +89,7 @@ static inline Vec exp2_whole(Vec x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
 static inline Bits load_bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+static inline Bits broadcast_bits(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
 static inline Vec low_halves(Bits x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
 static inline Vec high_halves(Bits x) {
   return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
@@ -133,6 +135,7 @@ static inline Bits load_bits(const void* p) {
   std::memcpy(&x, p, sizeof x);
   return x;
 }
+static inline Bits broadcast_bits(uint32_t x) { return Bits{x, x, x, x}; }
 static inline Vec low_halves(Bits x) { return reinterpret_cast<Vec>(x << 16); }
 static inline Vec high_halves(Bits x) { return reinterpret_cast<Vec>(x & 0xffff0000u); }
 static inline Vec load(const bf16* p) { return Vec{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])}; }
