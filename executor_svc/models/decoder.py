@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from executor_svc.attention import AttentionMetadata
@@ -36,7 +36,8 @@ class CausalLM:
         config: ModelConfig,
         kernels: KernelSet,
         *,
-        embedding: Tensor,
+        embedding: Linear,
+        device: torch.device,
         layers: Sequence[DecoderLayer],
         final_norm: Tensor,
         head: Linear,
@@ -47,7 +48,7 @@ class CausalLM:
         self._layers = layers
         self._final_norm = final_norm
         self._head = head
-        self._rotary = RotaryAngles(config.rotary, embedding.device)
+        self._rotary = RotaryAngles(config.rotary, device)
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
         """Give the last hidden states, after the final norm: a new [T, hidden] of the model's dtype.
@@ -58,7 +59,7 @@ class CausalLM:
         cos, sin = self._rotary(metadata.positions)
         paged_attention = kernels.plan_attention(metadata, kv_cache.block_size)
         step = AttentionStep(cos, sin, metadata.slot_mapping, paged_attention)
-        residual = F.embedding(token_ids, self._embedding)
+        residual = self._embedding.weight_rows(token_ids)
         x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):

@@ -112,6 +112,7 @@ class _Loader:
                 self._config,
                 self._kernels,
                 embedding=embedding,
+                device=self._device,
                 layers=[layer.result() for layer in layers],
                 final_norm=self._norm(spec.final_norm),
                 head=head,
@@ -120,11 +121,9 @@ class _Loader:
             # Where one has failed the others need not begin.
             _cancel(layers)
 
-    def _embedding_and_head(self, spec: DecoderSpec) -> tuple[Tensor, Linear]:
-        embedding = self._tensor(f"{spec.embedding}.weight", (spec.vocab_size, spec.hidden_size))
-        if spec.head is None:
-            return embedding, self._kernels.pack_linear(embedding, None)
-        return embedding, self._linear(spec.head)
+    def _embedding_and_head(self, spec: DecoderSpec) -> tuple[Linear, Linear]:
+        embedding = self._linear(LinearSpec(((spec.embedding, spec.vocab_size),), spec.hidden_size, bias=False))
+        return embedding, embedding if spec.head is None else self._linear(spec.head)
 
     def _layer(self, spec: LayerSpec) -> DecoderLayer:
         config, kernels = self._config, self._kernels

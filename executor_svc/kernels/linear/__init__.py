@@ -17,6 +17,12 @@ class Linear(Protocol):
         dtype, accumulated in float32. x is not changed.
         """
 
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        """Give rows of the weight as it was packed, a new [T, in_features], for indices int64 [T] below out_features.
+
+        So an embedding and the head that is tied to it are one weight in memory.
+        """
+
 
 class PackLinear(Protocol):
     """Lays a weight out for its kernel, once, at load."""

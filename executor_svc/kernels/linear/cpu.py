@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from ctypes import addressof
 
 import torch
@@ -32,18 +31,19 @@ class NativeLinear:
     """A packed weight, and the kernel that reads it."""
 
     def __init__(
-        self, multiply: Callable[..., object], weight: Tensor, panels: Tensor, bias: Tensor | None, storage: int
+        self, functions: _Float32 | _Bfloat16, weight: Tensor, panels: Tensor, bias: Tensor | None, storage: int
     ) -> None:
-        self._multiply = multiply
+        self._multiply = functions.multiply
+        self._weight_rows = functions.weight_rows
         self._dtype = weight.dtype
-        self._out_features, in_features = weight.shape
+        self._out_features, self._in_features = weight.shape
         self.panels = panels
         self._bias = None if bias is None else bias.float().contiguous()
         self._weight = _Weight(
             panels.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self._out_features,
-            in_features,
+            self._in_features,
             storage,
         )
         self._address = addressof(self._weight)
@@ -53,6 +53,12 @@ class NativeLinear:
         x = x.contiguous()
         out = torch.empty((len(x), self._out_features), dtype=self._dtype)
         self._multiply(self._address, x.data_ptr(), out.data_ptr(), len(x))
+        return out
+
+    def weight_rows(self, indices: Tensor) -> Tensor:
+        """See Linear."""
+        out = torch.empty((len(indices), self._in_features), dtype=self._dtype)
+        self._weight_rows(self._address, indices.data_ptr(), out.data_ptr(), len(indices))
         return out
 
 
@@ -70,7 +76,8 @@ class _Float32:
     """The functions of linear.cpp."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self._multiply = library.function("octavo_linear", ADDRESS, ADDRESS, ADDRESS, INT64)
+        self.multiply = library.function("octavo_linear", ADDRESS, ADDRESS, ADDRESS, INT64)
+        self.weight_rows = library.function("octavo_linear_weight_rows", ADDRESS, ADDRESS, ADDRESS, INT64)
         self._pack = library.function("octavo_pack_linear", ADDRESS, INT64, INT64, INT32, ADDRESS)
         self._fits_bfloat16 = library.function("octavo_fits_bfloat16", ADDRESS, INT64, result=INT32)
         self._panel = library.function("octavo_linear_panel", result=INT64)()
@@ -81,18 +88,19 @@ class _Float32:
         padded = -(-out_features // self._panel) * self._panel
         panels = torch.empty(padded * in_features, dtype=torch.bfloat16 if storage == _BFLOAT16 else torch.float32)
         self._pack(weight.data_ptr(), out_features, in_features, storage, panels.data_ptr())
-        return NativeLinear(self._multiply, weight, panels, bias, storage)
+        return NativeLinear(self, weight, panels, bias, storage)
 
 
 class _Bfloat16:
     """The functions of linear_bf16.cpp."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self._multiply = library.function("octavo_linear_bf16", ADDRESS, ADDRESS, ADDRESS, INT64)
+        self.multiply = library.function("octavo_linear_bf16", ADDRESS, ADDRESS, ADDRESS, INT64)
+        self.weight_rows = library.function("octavo_linear_bf16_weight_rows", ADDRESS, ADDRESS, ADDRESS, INT64)
         self._pack = library.function("octavo_pack_linear_bf16", ADDRESS, INT64, INT64, ADDRESS)
         self._num_words = library.function("octavo_linear_bf16_words", INT64, INT64, result=INT64)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         panels = torch.empty(self._num_words(*weight.shape), dtype=torch.int32)
         self._pack(weight.data_ptr(), *weight.shape, panels.data_ptr())
-        return NativeLinear(self._multiply, weight, panels, bias, _BFLOAT16)
+        return NativeLinear(self, weight, panels, bias, _BFLOAT16)

@@ -38,6 +38,9 @@ struct Weight {
   int32_t storage;
 };
 
+// Where column j of a panel lies among its bfloat16: the lower halves of the words hold the first kLanes columns.
+int64_t bfloat16_place(int64_t j) { return 2 * (j % kLanes) + j / kLanes; }
+
 struct Float32Columns {
   static constexpr int kBytes = kPanel * 4;
   static void load(const char* p, Vec* first, Vec* second) {
@@ -169,6 +172,20 @@ OCTAVO_EXPORT void octavo_linear(const Weight* weight, const float* x, float* ou
   });
 }
 
+// Rows of the weight, [count, in].
+OCTAVO_EXPORT void octavo_linear_weight_rows(const Weight* weight, const int64_t* rows, float* out, int64_t count) {
+  const int64_t in_features = weight->in_features;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t panel = rows[i] / kPanel, j = rows[i] % kPanel;
+    const int64_t first = panel * in_features * kPanel + (weight->storage == kBfloat16 ? bfloat16_place(j) : j);
+    for (int64_t k = 0; k < in_features; ++k) {
+      const int64_t at = first + k * kPanel;
+      out[i * in_features + k] = weight->storage == kBfloat16 ? widen(static_cast<const bf16*>(weight->panels)[at])
+                                                              : static_cast<const float*>(weight->panels)[at];
+    }
+  }
+}
+
 // Whether every one of n values is a bfloat16: then those hold them exactly, in half the memory.
 OCTAVO_EXPORT int32_t octavo_fits_bfloat16(const float* values, int64_t n) {
   uint32_t low = 0;
@@ -193,7 +210,7 @@ OCTAVO_EXPORT void octavo_pack_linear(const float* weight, int64_t out_features,
         const float value = row < out_features ? weight[row * in_features + k] : 0.0f;
         const int64_t at = (panel * in_features + k) * kPanel;
         if (storage == kBfloat16)
-          static_cast<bf16*>(panels)[at + 2 * (j % kLanes) + j / kLanes] = to_bf16(value);
+          static_cast<bf16*>(panels)[at + bfloat16_place(j)] = to_bf16(value);
         else
           static_cast<float*>(panels)[at + j] = value;
       }

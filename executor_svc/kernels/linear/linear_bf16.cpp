@@ -220,6 +220,16 @@ OCTAVO_EXPORT void octavo_linear_bf16(const Weight* weight, const bf16* x, bf16*
   });
 }
 
+// Rows of the weight, [count, in].
+OCTAVO_EXPORT void octavo_linear_bf16_weight_rows(const Weight* weight, const int64_t* rows, bf16* out, int64_t count) {
+  const int64_t in_features = weight->in_features;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t* column = panel_of(*weight, rows[i] / kPanel) + rows[i] % kPanel;
+    for (int64_t k = 0; k < in_features; ++k)
+      out[i * in_features + k] = static_cast<bf16>(column[k / 2 * kPanel] >> 16 * (k % 2));
+  }
+}
+
 // weight is [out, in].
 OCTAVO_EXPORT void octavo_pack_linear_bf16(const bf16* weight, int64_t out_features, int64_t in_features,
                                            uint32_t* panels) {

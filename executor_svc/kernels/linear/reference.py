@@ -18,6 +18,9 @@ class ReferenceLinear:
     def __call__(self, x: Tensor) -> Tensor:  # noqa: D102 - the contract is Linear's
         return F.linear(x, self.weight, self.bias)
 
+    def weight_rows(self, indices: Tensor) -> Tensor:  # noqa: D102 - the contract is Linear's
+        return F.embedding(indices, self.weight)
+
 
 def pack_linear(weight: Tensor, bias: Tensor | None) -> ReferenceLinear:
     """See PackLinear. Nothing to pack: the weight is shared."""

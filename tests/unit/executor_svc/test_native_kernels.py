@@ -194,6 +194,8 @@ def test_a_row_is_the_same_whatever_stands_beside_it(isa: InstructionSet, thread
     if kind == "bfloat16":
         weight, bias, rows = weight.bfloat16(), bias.bfloat16(), rows.bfloat16()
     linear = pack_linear(weight, bias)
+    indices = torch.tensor([202, 0, 31, 32, 0])
+    assert torch.equal(linear.weight_rows(indices), weight[indices])
     whole = linear(rows)
     exact = rows.double() @ weight.double().T + bias.double()
     tolerance = 2**-8 if kind == "bfloat16" else 1e-5

@@ -179,5 +179,5 @@ def test_plain_weights_are_dropped_once_packed(tmp_path: Path) -> None:
         return kernels.pack_linear(weight.clone(), bias)
 
     load_weights(make_llama(tmp_path, num_layers=3), torch.float32, CPU, replace(kernels, pack_linear=pack))
-    assert len(alive) == 3 * 4 + 1
+    assert len(alive) == 3 * 4 + 2
     assert most == 1
