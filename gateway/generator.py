@@ -61,11 +61,12 @@ _TOLD_REASONS = {
 
 @dataclass(frozen=True)
 class _Call:
-    """What a call says beside its message. `deadline`: on the clock."""
+    """What a call says beside its message, and when it came. `deadline` and `came_at`: on the clock."""
 
     tenant: str
     deadline: float | None
     traceparent: str
+    came_at: float
 
 
 class Scheduler(Protocol):
@@ -122,8 +123,8 @@ class Generator:
         Raises ServiceError: before anything is queued where the request is not to be run, and DEADLINE_EXCEEDED when
         its time is up, whatever the body waits for.
         """
-        call = _Call(tenant, deadline, traceparent)
-        async with self._until(deadline):
+        call = _Call(tenant, deadline, traceparent, self._clock())
+        async with self._until(call):
             with self._refusals_counted(deadline):
                 self.check_open()
                 model = self._models.resolve(command.model)
@@ -156,8 +157,8 @@ class Generator:
         traceparent: str = "",
     ) -> Scores:
         """Return how likely continuations are, each run as a request of its own. Raises ServiceError as `generate`."""
-        call = _Call(tenant, deadline, traceparent)
-        async with self._until(deadline):
+        call = _Call(tenant, deadline, traceparent, self._clock())
+        async with self._until(call):
             with self._refusals_counted(deadline):
                 self.check_open()
                 model = self._models.resolve(command.model)
@@ -180,12 +181,17 @@ class Generator:
             return Scores(scores, Usage(num_prompt_tokens, 0, sum(each.num_cached_tokens for each in requests)))
 
     @asynccontextmanager
-    async def _until(self, deadline: float | None) -> AsyncIterator[None]:
+    async def _until(self, call: _Call) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(call.deadline):
                 yield
         except TimeoutError:
-            raise deadline_exceeded() from None
+            raise self._late(call) from None
+
+    def _late(self, call: _Call) -> ServiceError:
+        now = self._clock()
+        limit = now if call.deadline is None else call.deadline
+        return deadline_exceeded(limit - call.came_at, now - call.came_at)
 
     def _add(
         self,
@@ -201,7 +207,7 @@ class Generator:
     ) -> LiveRequest:
         """Start the record of a request that was accepted."""
         if call.deadline is not None and self._clock() >= call.deadline:
-            raise deadline_exceeded()
+            raise self._late(call)
         return self._live.add(
             label=label,
             model=model.name,

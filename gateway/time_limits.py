@@ -21,7 +21,7 @@ QUEUE_TTL = "QUEUE_TTL"
 FIRST_TOKEN_TARGET = "FIRST_TOKEN_TARGET"
 """Reasons of DEADLINE_EXCEEDED, the scheduler's too: which of the limits it was."""
 SCHEDULER_SAYS = 1.0
-"""Seconds after which a missed first token ends a request even where a scheduler is there: it, or the way, is stuck."""
+"""Seconds after which a missed limit ends a request even where a scheduler is there: it, or the way, is stuck."""
 
 
 class TimeLimits:
@@ -38,7 +38,9 @@ class TimeLimits:
         call_at = asyncio.get_running_loop().call_at
         with ExitStack() as timers:
             if request.queue_deadline is not None:
-                timers.callback(call_at(request.queue_deadline, self._end_queueing, request).cancel)
+                at = request.queue_deadline
+                timers.callback(call_at(at, self._end_queueing, request).cancel)
+                timers.callback(call_at(at + SCHEDULER_SAYS, self._stop_waiting, request).cancel)
             if request.first_token_deadline is not None:
                 at = request.first_token_deadline
                 timers.callback(call_at(at, self._end_without_token, request).cancel)
@@ -46,10 +48,21 @@ class TimeLimits:
             yield
 
     def _end_queueing(self, request: LiveRequest) -> None:
-        if self._cell.is_attached:
+        if not self._cell.is_attached:
+            self._miss_turn(request)
+        elif request.confirmed:
             # Either it runs, or its end is on the way. A scheduler that comes later is not to count from the start.
             request.leave_queue()
-        elif request.queue_deadline is not None:
+
+    def _stop_waiting(self, request: LiveRequest) -> None:
+        if request.confirmed:
+            request.leave_queue()
+        else:
+            # What no scheduler has taken in has not run.
+            self._miss_turn(request)
+
+    def _miss_turn(self, request: LiveRequest) -> None:
+        if request.queue_deadline is not None:
             limit = request.queue_deadline - request.accepted_at
             message = f"the request has waited for its queue_ttl of {limit:g} s, and not run"
             self._fail(request, QUEUE_TTL, message, limit)
@@ -65,13 +78,14 @@ class TimeLimits:
             self._fail(request, FIRST_TOKEN_TARGET, message, limit)
 
     def _fail(self, request: LiveRequest, reason: str, message: str, limit: float) -> None:
-        elapsed = self._clock() - request.accepted_at
-        metadata = {"limit_seconds": f"{limit:.3f}", "elapsed_seconds": f"{elapsed:.3f}", "predicted": "false"}
+        age = self._clock() - request.accepted_at
+        metadata = {"limit_seconds": f"{limit:.3f}", "age_seconds": f"{age:.3f}", "predicted": "false"}
         error = ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, message, metadata=metadata)
         request.fail(error, released=False)
 
 
-def deadline_exceeded() -> ServiceError:
-    """Return the error of a call whose deadline has passed."""
-    message = "the deadline of the call passed before the output was complete"
-    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE, message, metadata={"predicted": "false"})
+def deadline_exceeded(limit: float, age: float) -> ServiceError:
+    """Return the error of a call whose deadline, `limit` seconds after its acceptance, has passed; it is `age` old."""
+    message = f"the deadline of {limit:.3f} s passed before the output was complete"
+    metadata = {"limit_seconds": f"{limit:.3f}", "age_seconds": f"{age:.3f}", "predicted": "false"}
+    return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE, message, metadata=metadata)

@@ -242,11 +242,12 @@ class BatchBuilder:
         """Admit or shed a waiting sequence; False where it has to wait. `prefix`: the blocks that it can share."""
         if sequence.num_in_flight_rows or must_wait_for_isolation(executor, sequence):
             return False
-        if not sequence.request.was_started:
+        request = sequence.request
+        if not request.has_run:
             miss = _find_miss(executor, sequence, prefix, now)
-            if miss is not None or self._policy.should_shed(sequence.view, now):
+            if miss is not None or (not request.was_started and self._policy.should_shed(sequence.view, now)):
                 executor.dequeue(sequence)
-                draft.shed.append((sequence.request, miss))
+                draft.shed.append((request, miss))
                 return True
         if not may_evict and not self.has_room(executor, sequence, now, prefix):
             return False
@@ -254,7 +255,6 @@ class BatchBuilder:
         if not quota or not self._make_room(draft, executor, sequence, now, prefix):
             return False
         # Evictions give budget back, never take it.
-        request = sequence.request
         record = request.record
         queue_seconds = None if request.was_started else now - request.arrival
         blocks = executor.begin_stay(sequence, prefix)

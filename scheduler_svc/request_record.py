@@ -83,4 +83,9 @@ class RequestRecord:
     @property
     def is_resumed(self) -> bool:
         """Whether a scheduler has accepted it before: it is owed an ending, and waits where others are refused."""
-        return self.was_accepted or any(choice.token_ids or choice.end for choice in self.choices)
+        return self.was_accepted or self.has_output
+
+    @property
+    def has_output(self) -> bool:
+        """Whether any choice has something: it has run before."""
+        return any(choice.token_ids or choice.end for choice in self.choices)

@@ -30,6 +30,7 @@ class LiveRequest:
         "arrival",
         "deadline",
         "first_token_deadline",
+        "has_run",
         "num_cached_tokens",
         "num_open",
         "prompt_hashes",
@@ -51,6 +52,8 @@ class LiveRequest:
         self.prompt_hashes: tuple[int, list[bytes]] = (0, [])
         # Once started it is owed an ending: policies may no longer shed it.
         self.was_started = record.is_resumed
+        # What another scheduler has accepted may only have waited there: its time in the queue goes on here.
+        self.has_run = record.has_output
         self.sequences = tuple(Sequence(self, index, max_num_tokens) for index in range(len(record.choices)))
         self.num_open = len(self.sequences)
 
@@ -167,8 +170,9 @@ class Sequence:
         self.has_yielded = False
         self.num_tokens_at_admission = self.num_tokens
         self.num_computed_tokens = self.num_cached_tokens = num_cached_tokens
-        if not self.request.was_started:
-            self.request.was_started = True
+        self.request.was_started = True
+        if not self.request.has_run:
+            self.request.has_run = True
             self.request.num_cached_tokens = self.num_cached_tokens_untold = num_cached_tokens
 
     def begin_steady(self) -> None:

@@ -1,7 +1,7 @@
 """The time limits of requests: which of them ends a request, when, and what it is told.
 
 A request has up to three: the deadline of its call, the longest time in the queue and the longest time to the first
-token. The one that passes first ends it. One that has not started is ended as soon as it could not keep a limit even
+token. The one that passes first ends it. One that has not run is ended as soon as it could not keep a limit even
 if its turn came at once: no work is done on what comes too late.
 """
 
@@ -50,7 +50,7 @@ class Miss(NamedTuple):
 def find_miss(request: LiveRequest, now: float, lead: Lead = NO_LEAD) -> Miss | None:
     """The limit that a request does not keep, or None; of several the one that is over first.
 
-    `lead` is what it needs yet, where it has not started.
+    `lead` is what it needs yet, where it has not run.
     """
     ends = _ends(request, lead)
     if not ends:
@@ -71,7 +71,7 @@ def _ends(request: LiveRequest, lead: Lead) -> list[tuple[float, float, str, flo
     ends = []
     if request.deadline is not None:
         ends.append((request.deadline - lead.output, request.deadline, TimeLimit.DEADLINE.value, lead.output))
-    if request.queue_deadline is not None and not request.was_started:
+    if request.queue_deadline is not None and not request.has_run:
         ends.append((request.queue_deadline, request.queue_deadline, TimeLimit.QUEUE_TTL.value, 0.0))
     target = request.first_token_deadline
     if target is not None and not _has_output(request):
@@ -112,7 +112,7 @@ class TimeLimits:
         while (head := self._heap.peek()) is not None and head[0][0] <= now:
             request = head[1]
             self._heap.remove(request)
-            lead = NO_LEAD if request.was_started else lead_of(request)
+            lead = NO_LEAD if request.has_run else lead_of(request)
             miss = find_miss(request, now, lead)
             if miss is not None:
                 return request, self.end(request, miss, now)
@@ -141,7 +141,7 @@ def _error(request: LiveRequest, miss: Miss, now: float) -> ServiceError:
         "predicted": "false" if miss.needed is None else "true",
         "limit_seconds": f"{limit:.3f}",
         "age_seconds": f"{now - request.arrival:.3f}",
-        "started": "true" if request.was_started else "false",
+        "started": "true" if request.has_run else "false",
         "prompt_tokens": str(len(request.record.prompt_token_ids)),
         "output_tokens": str(num_output_tokens),
     }
@@ -156,7 +156,7 @@ def _error(request: LiveRequest, miss: Miss, now: float) -> ServiceError:
             f"{name} of {limit:.3f} s cannot be kept: {miss.ends_at - now:.3f} s are left, and by the steps measured "
             f"the request needs at least {miss.needed:.3f} s more; nothing was computed"
         )
-    elif not request.was_started:
+    elif not request.has_run:
         message = f"{name} of {limit:.3f} s passed while the request waited in the queue; nothing was computed"
     else:
         message = f"{name} of {limit:.3f} s passed after {num_output_tokens} tokens of output"

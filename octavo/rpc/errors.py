@@ -118,14 +118,20 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError
 
 
 def from_rpc_error(rpc_error: grpc.RpcError) -> ServiceError:
-    """Return the ServiceError that a peer sent; reason is the code's name where the peer sent no details."""
+    """Return the ServiceError that a peer sent; reason is the code's name where the peer sent no details.
+
+    A call that its own deadline or a cancel ends while the peer's answer comes in can have the details of the one and
+    the code of the other: they are left out then.
+    """
     # Both flavours of RpcError (sync calls and aio) have these three methods; the base class declares none of them.
     call: Any = rpc_error
     code: grpc.StatusCode = call.code()
     message: str = call.details() or code.name
     for key, value in call.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
-            return _from_rpc_status(code, message, status_pb2.Status.FromString(value))
+            status = status_pb2.Status.FromString(value)
+            if status.code == code.value[0]:
+                return _from_rpc_status(code, message, status)
     return ServiceError(code, code.name, message)
 
 

@@ -1,4 +1,8 @@
-"""Stands between the batch builder and a policy: nothing that a policy does reaches further than its own answer."""
+"""Stands between the batch builder and a policy: nothing that a policy does reaches further than its own answer.
+
+That holds for BaseException, too. A hook is a plain call, so a CancelledError out of it is of its own making, and one
+that went on up would be taken for the end of whatever call or task had asked.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ class PolicyGuard:
                 plain = tuple(int(part) if isinstance(part, int) else float(part) for part in key)
                 if all(isinstance(part, (int, float)) for part in key) and not any(map(_is_nan, plain)):
                     return plain
-        except Exception as error:
+        except BaseException as error:
             self._failed("admission_key", error)
         else:
             self._failed("admission_key", _nonsense(key))
@@ -71,7 +75,7 @@ class PolicyGuard:
             answer = self._asked.should_shed(view, now)
             if answer is True or answer is False:
                 return answer
-        except Exception as error:
+        except BaseException as error:
             self._failed("should_shed", error)
         else:
             self._failed("should_shed", _nonsense(answer))
@@ -83,7 +87,7 @@ class PolicyGuard:
             answer = self._asked.choose_victim(running, wanting, now)
             if answer is None or any(answer is view for view in running):
                 return answer
-        except Exception as error:
+        except BaseException as error:
             self._failed("choose_victim", error)
         else:
             self._failed("choose_victim", _nonsense(answer))
@@ -95,7 +99,7 @@ class PolicyGuard:
             answer = self._asked.may_overtake(head, now)
             if answer is True or answer is False:
                 return answer
-        except Exception as error:
+        except BaseException as error:
             self._failed("may_overtake", error)
         else:
             self._failed("may_overtake", _nonsense(answer))
@@ -107,7 +111,7 @@ class PolicyGuard:
             answer = self._asked.prefill_quota(view, budget)
             if isinstance(answer, int) and not isinstance(answer, bool) and answer >= 0:
                 return min(int(answer), budget)
-        except Exception as error:
+        except BaseException as error:
             self._failed("prefill_quota", error)
         else:
             self._failed("prefill_quota", _nonsense(answer))
@@ -116,10 +120,10 @@ class PolicyGuard:
     def _tell(self, view: SequenceView, prompt: int, output: int) -> None:
         try:
             self._policy.on_tokens(view, prompt, output)
-        except Exception as error:
+        except BaseException as error:
             self._failed("on_tokens", error)
 
-    def _failed(self, hook: str, error: Exception) -> None:
+    def _failed(self, hook: str, error: BaseException) -> None:
         self.num_failures[hook] += 1
         self._asked = self._fallback
         logged_at = self._logged_at.get(hook)
@@ -129,13 +133,21 @@ class PolicyGuard:
         fields = {
             "policy": type(self._policy).__qualname__,
             "hook": hook,
-            "error": str(error),
+            "error": words_of(error),
             "failures": self.num_failures[hook],
         }
         message = "the policy failed; first come, first served in its place"
         # Nonsense has no stack to show.
         exc_info = error if error.__traceback__ is not None else None
         logger.error(message, exc_info=exc_info, extra={"fields": fields})
+
+
+def words_of(error: BaseException) -> str:
+    """Return the message of an error of a user's code, which can fail to tell it."""
+    try:
+        return str(error)
+    except BaseException:
+        return f"{type(error).__name__}, which cannot say more"
 
 
 def _is_nan(number: float) -> bool:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 
 from scheduler_svc.policies.base import BaseScheduler
+from scheduler_svc.policies.guard import words_of
 
 BUILT_IN = {
     "fcfs": "scheduler_svc.policies.fcfs:FcfsScheduler",
@@ -30,8 +31,8 @@ def load_policy(name: str) -> BaseScheduler:
         raise PolicyError(f"policy {name!r} is neither one of {known} nor of the form package.module:Class")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        raise PolicyError(f"policy {name!r}: module {module_name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # a script that ends itself, for one
+        raise PolicyError(f"policy {name!r}: module {module_name!r} cannot be imported: {words_of(error)}") from error
     policy_class = getattr(module, class_name, None)
     if policy_class is None:
         raise PolicyError(f"policy {name!r}: module {module_name!r} has no {class_name!r}")
@@ -41,6 +42,10 @@ def load_policy(name: str) -> BaseScheduler:
         missing = ", ".join(sorted(policy_class.__abstractmethods__))
         raise PolicyError(f"policy {name!r}: {class_name!r} lacks {missing}")
     try:
-        return policy_class()
-    except Exception as error:
-        raise PolicyError(f"policy {name!r}: {class_name}() failed: {error}") from error
+        policy = policy_class()
+        preempted_first = policy.preempted_first
+    except (Exception, SystemExit) as error:
+        raise PolicyError(f"policy {name!r}: {class_name}() failed: {words_of(error)}") from error
+    if not isinstance(preempted_first, bool):
+        raise PolicyError(f"policy {name!r}: preempted_first of {class_name!r} is neither True nor False")
+    return policy

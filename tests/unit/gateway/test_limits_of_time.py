@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from typing import Any
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 from gateway_fakes import TIMEOUT, FakeScheduler, Stack, running_stack
 from gateway_page import endings_of
@@ -22,7 +24,7 @@ from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayMetrics
 from gateway.requests import SamplingParams, SchedulingParams, StoppingParams
 from gateway.scheduler_convert import submit_from
-from gateway.time_limits import TimeLimits
+from gateway.time_limits import TimeLimits, deadline_exceeded
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.errors import ServiceError, from_rpc_error
@@ -161,7 +163,7 @@ async def test_the_first_limit_ends_it_while_the_scheduler_is_away(
             limit = min(limits.values())
             assert error.reason == reason
             assert error.metadata["limit_seconds"] == f"{limit:.3f}"
-            assert float(error.metadata["elapsed_seconds"]) >= limit
+            assert float(error.metadata["age_seconds"]) >= limit
             assert error.metadata["predicted"] == "false"
         await stack.wait_empty()
         assert endings_of(await stack.scrape()) == {("cancelled", counted): 1}
@@ -226,6 +228,7 @@ async def test_a_scheduler_that_is_there_has_its_say() -> None:
     cell = Cell()
     cell.attach()
     request = late_request(clock(), queue_ttl=HOUR, first_token_target=2.5 * HOUR)
+    request.confirm(0)
     with TimeLimits(cell, clock).watched(request):
         await let_timers_fire()
         assert request.error is None
@@ -251,6 +254,46 @@ async def test_a_stuck_scheduler_does_not_keep_a_request(is_attached: bool, late
         else:
             assert request.error is not None
             assert request.error.reason == "FIRST_TOKEN_TARGET"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("is_confirmed", "late_by"), [(False, 0.5), (False, 1.5), (True, 1.5)])
+async def test_what_no_scheduler_took_in_ends_by_its_queue_ttl(is_confirmed: bool, late_by: float) -> None:
+    """A scheduler that is attached and answers nothing does not keep a request; one that has accepted it says its end.
+
+    It has a little time to answer, and a later scheduler counts what is left until then.
+    """
+    clock = asyncio.get_running_loop().time
+    cell = Cell()
+    cell.attach()
+    request = late_request(clock(), queue_ttl=2 * HOUR - late_by)
+    if is_confirmed:
+        request.confirm(0)
+    with TimeLimits(cell, clock).watched(request):
+        await let_timers_fire()
+        left = left_of(submit_from(request, clock()).submit)
+        if is_confirmed:
+            assert (request.error, left) == (None, {})
+        elif late_by < 1:
+            assert (request.error, left.keys()) == (None, {"remaining_queue_ttl"})
+        else:
+            assert request.error is not None
+            assert request.error.reason == "QUEUE_TTL"
+
+
+@pytest.mark.asyncio
+async def test_a_deadline_tells_its_numbers(prepared: PreparedModel) -> None:
+    """The gateway's own word for a call's deadline has limit and age, as the scheduler's has, and says the limit."""
+    async with running_stack(prepared, FakeScheduler(auto=False)) as stack:
+        body, late = {"prompt": TEXT}, {"X-Request-Timeout": "0.2"}
+        async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+            response = await client.post(
+                f"http://127.0.0.1:{stack.gateway.http_port}/v1/completions", json=body, headers=late
+            )
+    assert response.status_code == 504
+    assert re.fullmatch(r"the deadline of 0\.\d{3} s passed before .*", response.json()["error"]["message"])
+    error = deadline_exceeded(2.0, 2.5)
+    assert (error.metadata["limit_seconds"], error.metadata["age_seconds"]) == ("2.000", "2.500")
 
 
 @pytest.mark.asyncio

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import grpc
+import grpc.aio
 import pytest
 from google.rpc import error_details_pb2
 
-from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument, to_rpc_status
+from octavo.rpc.errors import FieldViolation, ServiceError, from_rpc_error, invalid_argument, to_rpc_status
 
 ROOM = 8 * 1024
 """Bytes of trailers that every client takes."""
@@ -58,3 +59,17 @@ def test_no_error_is_too_large_for_trailers(character: str) -> None:
         told = violations_of(error)
         assert told == list(error.violations[: len(told)])
         assert told or not error.violations
+
+
+def test_details_count_with_the_code_that_they_came_with() -> None:
+    """A refusal that comes in as the caller's own deadline passes does not lend it its reason and its delay."""
+    refused = ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full", retry_delay=3.0)
+    details = ("grpc-status-details-bin", to_rpc_status(refused).SerializeToString())
+
+    def received(code: grpc.StatusCode, message: str) -> ServiceError:
+        return from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(details), message))
+
+    told = received(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    assert (told.reason, told.retry_delay) == ("QUEUE_FULL", 3.0)
+    late = received(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    assert (late.reason, late.message, late.retry_delay) == ("DEADLINE_EXCEEDED", "Deadline Exceeded", None)

@@ -11,7 +11,8 @@ from fakes import make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.batch import ScheduledBatch
-from scheduler_svc.policies.base import BaseScheduler
+from scheduler_svc.policies.base import BaseScheduler, SequenceView
+from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.policies.priority import PriorityScheduler
 from scheduler_svc.policies.shortest_first import ShortestFirstScheduler
 from scheduler_svc.request_record import ChoiceRecord, RequestId
@@ -264,15 +265,49 @@ def test_those_that_run_may_end() -> None:
 
 
 def test_what_has_started_is_not_foretold() -> None:
-    """A resumed request keeps its place up to its real deadline: it was accepted, and tokens of it are out."""
+    """A resumed request keeps its place up to its real deadline: tokens of it are out."""
     cell = measured_cell(make_cell(make_spec(max_num_batched_tokens=8), depth=1))
-    record = make_record(1, [7] * 32, max_tokens=3, remaining_deadline=0.2, was_accepted=True)
+    choices = [ChoiceRecord(tuple(undisturbed(make_record(1, [7] * 32), 0)[0][:1]))]
+    record = make_record(1, [7] * 32, max_tokens=3, choices=choices, remaining_deadline=0.2, was_accepted=True)
     cell.submit(record)
     step(cell)
     assert was_sent(cell, record.id)
     run_until_idle(cell)
     error = error_of(cell, record.id)
     assert (error.metadata["predicted"], error.metadata["started"]) == ("false", "true")
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_what_only_waited_at_another_scheduler_still_waits(limit: str) -> None:
+    """Accepted by a scheduler that is gone, without a token: its limits go on here, and nothing is computed for it."""
+    cell = busy_cell()
+    record = make_record(1, [5] * 4, max_tokens=1, was_accepted=True, age=3.0, **{limit: 0.5})  # type: ignore[arg-type]
+    cell.submit(record)
+    submitted_at = cell.now
+    while record.id not in cell.gateway.done:
+        step(cell)
+    error = error_of(cell, record.id)
+    assert (error.reason, error.metadata["started"]) == (REASONS[limit], "false")
+    assert cell.now - submitted_at <= 0.5 + 2 * STEP
+    assert not was_sent(cell, record.id)
+
+
+def test_what_cannot_be_kept_is_not_begun_again() -> None:
+    """The forecast holds for what waited elsewhere, too; without a limit it runs, whatever the policy would shed."""
+
+    class ShedsAll(FcfsScheduler):
+        def should_shed(self, view: SequenceView, now: float) -> bool:
+            return view.tenant == "unwanted"
+
+    cell = measured_cell(make_cell(make_spec(max_num_batched_tokens=8), depth=1, policy=ShedsAll()))
+    late = make_record(1, [7] * 32, remaining_deadline=0.2, tenant="unwanted", was_accepted=True)
+    owed = make_record(2, [8] * 4, max_tokens=2, tenant="unwanted", was_accepted=True)
+    cell.submit(late)
+    cell.submit(owed)
+    run_until_idle(cell)
+    assert error_of(cell, late.id).metadata["predicted"] == "true"
+    assert not was_sent(cell, late.id)
+    assert cell.gateway.done[owed.id].error is None
 
 
 def test_a_bad_moment_is_forgotten() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -27,6 +28,19 @@ class NeedsAnArgument(FcfsScheduler):
 
 class LacksHooks(BaseScheduler):
     """A policy that leaves out what has no default."""
+
+
+class EndsTheProcess(FcfsScheduler):
+    """A policy that knows of no other way to complain."""
+
+    def __init__(self) -> None:
+        sys.exit("no weights")
+
+
+class Undecided(FcfsScheduler):
+    """A policy with something else where True or False belongs."""
+
+    preempted_first = 0  # type: ignore[assignment]
 
 
 def make_sequence(counter: int, age: float, deadline: float | None = None) -> Sequence:
@@ -100,6 +114,8 @@ def test_load_policy_finds_built_in_and_own(monkeypatch: pytest.MonkeyPatch) -> 
         ("scheduler_svc.block_pool:NULL_BLOCK", "is no scheduler_svc.policies.base.BaseScheduler"),
         ("own_policies:LacksHooks", "lacks admission_key, choose_victim"),
         ("own_policies:NeedsAnArgument", r"NeedsAnArgument\(\) failed"),
+        ("own_policies:EndsTheProcess", r"EndsTheProcess\(\) failed: no weights"),
+        ("own_policies:Undecided", "preempted_first of 'Undecided' is neither True nor False"),
     ],
 )
 def test_load_policy_says_what_is_wrong(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +123,17 @@ def test_load_policy_says_what_is_wrong(name: str, message: str, monkeypatch: py
     module = ModuleType("own_policies")
     module.LacksHooks = LacksHooks  # type: ignore[attr-defined]
     module.NeedsAnArgument = NeedsAnArgument  # type: ignore[attr-defined]
+    module.EndsTheProcess = EndsTheProcess  # type: ignore[attr-defined]
+    module.Undecided = Undecided  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_policies", module)
     with pytest.raises(PolicyError, match=message) as caught:
         load_policy(name)
     assert repr(name) in str(caught.value)
+
+
+def test_a_script_that_ends_itself_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that calls sys.exit when it is imported does not end the scheduler with its own exit code."""
+    (tmp_path / "script_that_ends.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PolicyError, match="module 'script_that_ends' cannot be imported: 0"):
+        load_policy("script_that_ends:Policy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -22,6 +23,32 @@ Answer = Callable[[], Any]
 def fails() -> Any:
     """Answer as a hook with a fault in it."""
     raise ZeroDivisionError("a fault of the policy")
+
+
+class UnspeakableError(Exception):
+    """An error that fails itself when it is asked what it is."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError("no words")
+
+
+UNUSUAL: list[type[BaseException]] = [
+    SystemExit,
+    KeyboardInterrupt,
+    GeneratorExit,
+    StopIteration,
+    asyncio.CancelledError,
+    UnspeakableError,
+]
+
+
+def raises(error: type[BaseException]) -> Answer:
+    """Return an answer that raises."""
+
+    def answer() -> Any:
+        raise error
+
+    return answer
 
 
 class Wrong(BaseScheduler):
@@ -58,6 +85,7 @@ class Wrong(BaseScheduler):
 
 NONSENSE: list[tuple[str, Answer]] = [
     *((hook, fails) for hook in HOOKS),
+    *((hook, raises(error)) for hook in HOOKS for error in UNUSUAL),
     *(
         ("admission_key", lambda answer=answer: answer)
         for answer in (None, 1.0, "first", [1.0], (math.nan,), (1.0, math.nan), ("a",), (None,), (1j,))
@@ -189,3 +217,12 @@ def test_each_hook_is_logged_at_most_once_an_interval(caplog: pytest.LogCaptureF
     assert first.fields == fields  # type: ignore[attr-defined]
     assert second.fields == fields | {"failures": 4}  # type: ignore[attr-defined]
     assert first.exc_info is not None
+
+
+def test_an_error_without_words_is_logged_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """Its type stands in for what it cannot say."""
+    guard = PolicyGuard(Wrong("admission_key", raises(UnspeakableError)))
+    with caplog.at_level(logging.ERROR):
+        assert guard.admission_key(make_view(1), 1.0) is None
+    (record,) = caplog.records
+    assert record.fields["error"] == "UnspeakableError, which cannot say more"  # type: ignore[attr-defined]
