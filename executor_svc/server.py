@@ -177,9 +177,14 @@ def _device(name: str) -> torch.device:
 
 def _kernels(settings: ExecutorSettings) -> KernelSet:
     try:
-        return build_kernels(settings.kernels, _num_threads(settings))
+        kernels = build_kernels(settings.kernels, _num_threads(settings))
     except (ValueError, KernelBuildError) as error:
         raise SettingsError(f"--kernels {settings.kernels}: {error}") from None
+    if settings.deterministic and not kernels.batch_invariant:
+        raise SettingsError(
+            f"--deterministic: the results of --kernels {kernels.name} depend on the batch; cpu's do not"
+        )
+    return kernels
 
 
 class _Load:

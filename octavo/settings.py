@@ -149,6 +149,9 @@ class ExecutorSettings(Settings):
         help="type of weights and KV; auto: bfloat16 where the CPU computes it",
     )
     kernels: str = setting("cpu", help="kernel set: reference or cpu")
+    deterministic: bool = setting(
+        False, help="start only if every result is bit-equal whatever else is in a batch; set cpu always is"
+    )
     max_num_seqs: int = setting(64, least=1, most=4096, help="most sequences in one step")
     max_num_batched_tokens: int = setting(512, least=1, most=1_000_000, help="most tokens in one step")
     max_model_len: int | None = setting(

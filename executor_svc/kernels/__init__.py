@@ -31,6 +31,8 @@ class KernelSet:
     name: str
     build: str
     """What, beside the inputs, decides the bits that come out: the libraries and the instruction set."""
+    batch_invariant: bool
+    """Whether a row's result has the same bits whatever rows stand beside it and however its prompt is chunked."""
     pack_linear: PackLinear
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm

@@ -22,6 +22,7 @@ def build(num_threads: int | None) -> KernelSet:
     return KernelSet(
         name="cpu",
         build=library.name,
+        batch_invariant=True,
         pack_linear=make_pack_linear(library),
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,

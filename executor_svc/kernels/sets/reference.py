@@ -22,6 +22,7 @@ def build() -> KernelSet:
     return KernelSet(
         name="reference",
         build=f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}",
+        batch_invariant=False,
         pack_linear=pack_linear,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
