@@ -15,7 +15,6 @@ from torch import Tensor
 
 from executor_svc.attention import AttentionMetadata
 from executor_svc.kernels import KERNEL_SETS, KernelSet, build_kernels
-from executor_svc.kernels.paged_attention import cpu
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
 Row = tuple[int, int]
@@ -169,14 +168,3 @@ def test_a_row_with_nan_harms_no_other(kernels: KernelSet) -> None:
     assert out[2].isnan().all()
     others = [0, 1, 3, 4, 5, 6, 7, 8]
     assert torch.equal(out[others], expected[others])
-
-
-@given(st.lists(st.integers(1, 9000), max_size=80))
-def test_groups_are_a_partition_within_bounds(context_lens: list[int]) -> None:
-    """Every row is in one group; no group pads or gathers more than it may, unless it is a single row."""
-    groups = cpu.group_rows(range(len(context_lens)), context_lens)
-    assert sorted(row for group in groups for row in group) == list(range(len(context_lens)))
-    for group in groups:
-        longest = max(context_lens[row] for row in group)
-        assert sum(longest - context_lens[row] for row in group) <= cpu.GROUP_PADDING
-        assert len(group) == 1 or len(group) * longest <= cpu.GROUP_TOKENS

@@ -9,7 +9,7 @@ from executor_svc.kernels.logit_bias.cpu import add_logit_bias
 from executor_svc.kernels.logprobs.cpu import gather_logprobs
 from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.norm.cpu import add_rms_norm, rms_norm
-from executor_svc.kernels.paged_attention.cpu import plan_attention
+from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import apply_penalties
 from executor_svc.kernels.rotary.cpu import rotary_embedding
 from executor_svc.kernels.sampling.cpu import sample_tokens
@@ -29,7 +29,7 @@ def build(num_threads: int | None) -> KernelSet:
         silu_and_mul=silu_and_mul,
         rotary_embedding=rotary_embedding,
         write_kv=write_kv,
-        plan_attention=plan_attention,
+        plan_attention=make_plan_attention(library),
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,
         sample_tokens=sample_tokens,
