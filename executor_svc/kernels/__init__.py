@@ -16,9 +16,8 @@ from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.kernels.norm import AddRmsNorm, RmsNorm
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.penalties import ApplyPenalties
-from executor_svc.kernels.rotary import RotaryEmbedding
+from executor_svc.kernels.rotary_write_kv import RotaryWriteKv
 from executor_svc.kernels.sampling import SampleTokens
-from executor_svc.kernels.write_kv import WriteKv
 
 KERNEL_SETS = ("reference", "cpu")
 """Names that build_kernels takes."""
@@ -37,8 +36,7 @@ class KernelSet:
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     silu_and_mul: SiluAndMul
-    rotary_embedding: RotaryEmbedding
-    write_kv: WriteKv
+    rotary_write_kv: RotaryWriteKv
     plan_attention: PlanAttention
     add_logit_bias: AddLogitBias
     apply_penalties: ApplyPenalties

@@ -28,22 +28,17 @@ class SelfAttention:
     """Grouped-query attention (Ainslie et al. 2023) with rotary positions; Q, K and V come out of one product."""
 
     def __init__(
-        self, qkv: Linear, output: Linear, *, num_heads: int, num_kv_heads: int, head_dim: int, kernels: KernelSet
+        self, qkv: Linear, output: Linear, *, head_dim: int, kernels: KernelSet
     ) -> None:
         self._qkv = qkv
         self._output = output
-        self._num_heads = num_heads
-        self._num_kv_heads = num_kv_heads
-        self._head_dim = head_dim
         self._scale = head_dim**-0.5
         self._kernels = kernels
 
     def __call__(self, x: Tensor, step: AttentionStep, key_cache: Tensor, value_cache: Tensor) -> Tensor:
         """Map x [T, hidden] to a new [T, hidden]. Writes the keys and values of the T tokens into the caches."""
-        num_rotated = self._num_heads + self._num_kv_heads
-        heads = self._qkv(x).view(len(x), num_rotated + self._num_kv_heads, self._head_dim)
-        rotated = self._kernels.rotary_embedding(heads[:, :num_rotated], step.cos, step.sin)
-        key, value = rotated[:, self._num_heads :], heads[:, num_rotated:]
-        self._kernels.write_kv(key, value, key_cache, value_cache, step.slot_mapping)
-        attended = step.paged_attention(rotated[:, : self._num_heads], key_cache, value_cache, self._scale)
+        query = self._kernels.rotary_write_kv(
+            self._qkv(x), step.cos, step.sin, step.slot_mapping, key_cache, value_cache
+        )
+        attended = step.paged_attention(query, key_cache, value_cache, self._scale)
         return self._output(attended.flatten(1))

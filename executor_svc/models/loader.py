@@ -132,8 +132,6 @@ class _Loader:
             attention=SelfAttention(
                 self._linear(spec.qkv),
                 self._linear(spec.attention_output),
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 kernels=kernels,
             ),

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers.models.llama.configuration_llama import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from executor_svc.kernels import KERNEL_SETS, KernelSet, build_kernels
 
@@ -114,54 +113,6 @@ def test_silu_and_mul(kernels: KernelSet, dtype: torch.dtype, rows: int, interme
     _check(kernels.silu_and_mul(gate_up), expected, dtype)
 
 
-@each_set
-@each_dtype
-@pytest.mark.parametrize("head_dim", [2, 10, 64, 128])
-@pytest.mark.parametrize(("rows", "num_heads"), [(1, 1), (17, 12), (33, 5)])
-def test_rotary_embedding(kernels: KernelSet, dtype: torch.dtype, rows: int, num_heads: int, head_dim: int) -> None:
-    """Heads are turned as transformers turns them, also where they are part of a wider projection."""
-    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim)
-    positions = torch.arange(rows) * 7
-    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
-    merged = _random(rows, num_heads + 3, head_dim, dtype=dtype)
-    x, before = merged[:, 1 : 1 + num_heads], merged.clone()
-    expected, _ = apply_rotary_pos_emb(x.float().transpose(0, 1)[None], x.float().transpose(0, 1)[None], cos, sin)
-    half = head_dim // 2
-    turned = kernels.rotary_embedding(x, cos[0, :, :half], sin[0, :, :half])
-    assert turned.is_contiguous()
-    _check(turned, expected[0].transpose(0, 1), dtype)
-    assert torch.equal(merged, before)
-
-
-@each_set
-@each_dtype
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("rows", ROWS)
-def test_write_kv(kernels: KernelSet, dtype: torch.dtype, rows: int, block_size: int) -> None:
-    """Exactly the named slots change, bit for bit to what was given; NaN elsewhere stays."""
-    num_slots = 128
-    caches = [torch.empty(num_slots // block_size, block_size, 3, 10, dtype=dtype) for _ in range(2)]
-    merged = _random(rows, 9, 10, dtype=dtype)
-    key, value = merged[:, 3:6], merged[:, 6:]
-    slots = (torch.randperm(num_slots - block_size, generator=torch.Generator().manual_seed(3)) + block_size)[:rows]
-    kernels.write_kv(key, value, *caches, slots)
-    untouched = torch.ones(num_slots, dtype=torch.bool).index_fill_(0, slots, False)
-    for cache, written in zip(caches, (key, value), strict=True):
-        flat = cache.view(num_slots, 3, 10)
-        assert torch.equal(flat[slots], written)
-        assert flat[untouched].isnan().all()
-
-
-@each_set
-def test_padding_is_written_to_the_null_block_only(kernels: KernelSet) -> None:
-    """Tokens whose slots all lie in block 0, even the same one, change nothing outside it."""
-    keys, values = torch.zeros(4, 16, 2, 8), torch.zeros(4, 16, 2, 8)
-    padding = torch.full((5, 2, 8), torch.nan)
-    kernels.write_kv(padding, padding, keys, values, torch.tensor([0, 0, 3, 0, 15]))
-    for cache in (keys, values):
-        assert torch.equal(cache[1:], torch.zeros(3, 16, 2, 8))
-
-
 def test_unknown_kernel_set_is_an_error() -> None:
     """A set that does not exist is refused with the names of those that do."""
     with pytest.raises(ValueError, match="unknown kernel set 'trition'; known: reference, cpu"):
@@ -179,6 +130,6 @@ def test_a_set_has_every_op(kernels: KernelSet) -> None:
 def test_a_missing_op_is_an_error() -> None:
     """A set cannot be made without one of its ops."""
     ops = vars(build_kernels("reference"))
-    del ops["write_kv"]
-    with pytest.raises(TypeError, match="write_kv"):
+    del ops["rms_norm"]
+    with pytest.raises(TypeError, match="rms_norm"):
         KernelSet(**ops)

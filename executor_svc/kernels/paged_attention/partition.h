@@ -91,7 +91,13 @@ struct Scratch {
     if (static_cast<int64_t>(seen_memory.size()) < 2 * rows) seen_memory.resize(static_cast<size_t>(2 * rows));
     seen = seen_memory.data();
     seen_here = seen + rows;
-    pointers.resize(3 * kChunk);
+    pointers.resize(5 * kChunk);
+  }
+
+  // The `index`-th of five arrays of kChunk pointers.
+  template <class T>
+  const T** pointers_at(int index) const {
+    return reinterpret_cast<const T**>(const_cast<const void**>(pointers.data())) + index * kChunk;
   }
 };
 
@@ -107,21 +113,23 @@ struct Context {
 
   // Point at the keys and values of the tokens [begin, begin + count), which the row owns. Pointers up to the next
   // multiple of 8 repeat the last token's.
-  void locate(int64_t begin, int count, const T** key_rows, const T** value_rows) const {
+  void locate(int64_t begin, int count, const T** key_at, const T** value_at) const {
     int64_t block = begin / block_size, offset = begin % block_size;
     int j = 0;
     while (j < count) {
-      const int64_t slot = blocks[block] * block_size + offset;
-      const int here = static_cast<int>(std::min<int64_t>(block_size - offset, count - j));
-      for (int i = 0; i < here; ++i) {
-        key_rows[j + i] = keys + (slot + i) * slot_stride;
-        value_rows[j + i] = values + (slot + i) * slot_stride;
+      int64_t at = (blocks[block] * block_size + offset) * slot_stride;
+      const int end = static_cast<int>(std::min<int64_t>(j + block_size - offset, count));
+      for (; j < end; ++j, at += slot_stride) {
+        key_at[j] = keys + at;
+        value_at[j] = values + at;
       }
-      j += here;
       ++block;
       offset = 0;
     }
-    for (; j % 8; ++j) key_rows[j] = key_rows[count - 1];
+    for (; j % 8; ++j) {
+      key_at[j] = key_at[count - 1];
+      value_at[j] = value_at[count - 1];
+    }
   }
 };
 
@@ -164,9 +172,11 @@ template <class T>
 void compute_partition(const Context<T>& context, int64_t begin, int first, int rows, float scale,
                        const Scratch& scratch) {
   const int64_t head_dim = context.head_dim, width = width_of(head_dim);
-  const T** const key_at = reinterpret_cast<const T**>(const_cast<const void**>(scratch.pointers.data()));
-  const T** const value_at = key_at + kChunk;
-  const float** const copied_at = reinterpret_cast<const float**>(value_at + kChunk);
+  const T** key_at = scratch.pointers_at<T>(0);
+  const T** value_at = scratch.pointers_at<T>(1);
+  const T** next_key_at = scratch.pointers_at<T>(2);
+  const T** next_value_at = scratch.pointers_at<T>(3);
+  const float** const copied_at = scratch.pointers_at<float>(4);
   const State& part = scratch.part;
   const int from = first;
   std::fill(part.sums + first * width, part.sums + rows * width, 0.0f);
@@ -179,8 +189,11 @@ void compute_partition(const Context<T>& context, int64_t begin, int first, int 
     const int count = static_cast<int>(std::min<int64_t>(kChunk, end - chunk));
     for (int r = first; r < rows; ++r)
       scratch.seen_here[r] = static_cast<int>(std::min<int64_t>(kChunk, scratch.seen[r] - chunk));
-    context.locate(chunk, count, key_at, value_at);
-    transpose(key_at, count, head_dim, scratch.keys);
+    if (chunk == begin) context.locate(chunk, count, key_at, value_at);
+    const int64_t next = std::min<int64_t>(kChunk, scratch.seen[rows - 1] - chunk - kChunk);
+    if (next > 0) context.locate(chunk + kChunk, static_cast<int>(next), next_key_at, next_value_at);
+    for (int j = std::max<int>(0, static_cast<int>(next)); j < kChunk; ++j) next_key_at[j] = key_at[0];
+    transpose(key_at, value_at, count, head_dim, scratch.keys);
     const Vec scaled_by = broadcast(scale);
     for_tiles(first, rows, [&]<int R>(int row) {
       score_rows<R>(scratch.query + row * head_dim, head_dim, scratch.keys, scratch.seen_here[row + R - 1], scaled_by,
@@ -193,6 +206,7 @@ void compute_partition(const Context<T>& context, int64_t begin, int first, int 
       for (int j = 0; j < count; ++j) {
         float* const to = scratch.values + j * width;
         copied_at[j] = to;
+        for (int64_t i = 0; i < head_dim; i += kLineBytes / static_cast<int64_t>(sizeof(T))) prefetch(next_key_at[j] + i);
         int64_t i = 0;
         for (; i + kLanes <= head_dim; i += kLanes) store(to + i, load(value_at[j] + i));
         for (; i < width; ++i) to[i] = i < head_dim ? widen(value_at[j][i]) : 0.0f;
@@ -202,10 +216,12 @@ void compute_partition(const Context<T>& context, int64_t begin, int first, int 
       const float* const weights = scratch.scores + row * kChunk;
       const int* const seen = scratch.seen_here + row;
       if (copy)
-        value_rows<R>(weights, copied_at, seen, scratch.factors + row, part.sums + row * width, width);
+        value_rows<R, float>(weights, copied_at, nullptr, seen, scratch.factors + row, part.sums + row * width, width);
       else
-        value_rows<R>(weights, value_at, seen, scratch.factors + row, part.sums + row * width, width);
+        value_rows<R, T>(weights, value_at, next_key_at, seen, scratch.factors + row, part.sums + row * width, width);
     });
+    std::swap(key_at, next_key_at);
+    std::swap(value_at, next_value_at);
   }
   for (int r = from; r < rows; ++r) part.total[r] = sum_lanes(load(scratch.lanes + r * kLanes));
 }

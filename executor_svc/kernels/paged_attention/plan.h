@@ -21,8 +21,8 @@ struct Batch {
   int64_t block_size;
 };
 
-// Query rows of a task: enough that turning the keys and fetching the values costs little beside what they are used for.
-constexpr int kTaskRows = 96;
+// Most query rows of a task: enough that turning the keys and fetching the values costs little beside what they are used for.
+constexpr int kTaskRows = 192;
 // What those cost, in query rows.
 constexpr int kTurningRows = 6;
 
@@ -67,7 +67,9 @@ class Plan {
     tasks.clear();
     pieces.clear();
     records = cost = 0;
-    task_tokens_ = static_cast<int32_t>(std::max<int64_t>(1, kTaskRows / group));
+    // Some tasks for every thread, where there are tokens enough.
+    const int64_t fair = batch.query_start[batch.rows] * num_kv_heads / (threads * 4);
+    task_tokens_ = static_cast<int32_t>(std::max<int64_t>(1, std::min(kTaskRows / group, fair)));
     group_ = group;
     order_.resize(static_cast<size_t>(batch.rows));
     for (int32_t row = 0; row < batch.rows; ++row) order_[static_cast<size_t>(row)] = row;

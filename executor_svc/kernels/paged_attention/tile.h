@@ -28,11 +28,21 @@ constexpr int kTileRows = 6;
 template <int R>
 constexpr int kTileVectors = std::min(kChunk / kLanes, R == 1 ? 8 : R <= kTileRows / 2 ? 4 : 2);
 
+// Memory that will be read soon, from the cache line of p on.
+template <class T>
+inline void prefetch(const T* p) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p, 0, 3);
+#endif
+}
+constexpr int64_t kLineBytes = 64;
+
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // ---- keys, turned so that a vector holds one dimension of several tokens ----
 
-// rows[j] is the key of token j, for j up to `count`, rounded up to 8; to[k * kChunk + j] becomes its dimension k.
+// rows[j] is the key of token j, for j up to `count`, rounded up to 8; to[k * kChunk + j] becomes its dimension k. The
+// values of the same tokens are wanted next.
 template <class T>
 void transpose_scalar(const T* const* rows, int count, int64_t from, int64_t head_dim, float* to) {
   for (int64_t k = from; k < head_dim; ++k)
@@ -52,11 +62,14 @@ inline __m256 load_halves(const bf16* low, const bf16* high) {
 }
 
 template <class T>
-void transpose(const T* const* rows, int count, int64_t head_dim, float* to) {
+void transpose(const T* const* rows, const T* const* values, int count, int64_t head_dim, float* to) {
+  constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(T));
   const int64_t whole = head_dim / 4 * 4;
   for (int j = 0; j < count; j += 8) {
     const T* const* row = rows + j;
     for (int64_t k = 0; k < whole; k += 4) {
+      if (k % kLine == 0)
+        for (int i = 0; i < 8; ++i) prefetch(values[j + i] + k);
       const __m256 a = load_halves(row[0] + k, row[4] + k), b = load_halves(row[1] + k, row[5] + k);
       const __m256 c = load_halves(row[2] + k, row[6] + k), d = load_halves(row[3] + k, row[7] + k);
       const __m256 ab_low = _mm256_unpacklo_ps(a, b), ab_high = _mm256_unpackhi_ps(a, b);
@@ -74,7 +87,7 @@ void transpose(const T* const* rows, int count, int64_t head_dim, float* to) {
 #else
 
 template <class T>
-void transpose(const T* const* rows, int count, int64_t head_dim, float* to) {
+void transpose(const T* const* rows, const T* const*, int count, int64_t head_dim, float* to) {
   transpose_scalar(rows, count, 0, head_dim, to);
 }
 
@@ -112,13 +125,16 @@ void score_rows(const float* query, int64_t head_dim, const float* keys, int cou
 
 // sums[r] = factors[r] * sums[r] + weights[r][j] * value j, for the tokens [begin, end), at the columns of V vectors.
 template <int R, int V, class T>
-inline void value_tile(const float* weights, const T* const* values, int64_t column, int begin, int end,
-                       const float* factors, float* sums, int64_t width) {
+inline void value_tile(const float* weights, const T* const* values, const T* const* next, int64_t column, int begin,
+                       int end, const float* factors, float* sums, int64_t width) {
+  constexpr int64_t kLine = kLineBytes / static_cast<int64_t>(sizeof(T));
   Vec sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
       sum[r][v] = mul(broadcast(factors[r]), load(sums + r * width + column + v * kLanes));
   for (int j = begin; j < end; ++j) {
+    if (next)
+      for (int64_t i = 0; i < V * kLanes; i += kLine) prefetch(next[j] + column + i);
     Vec value[V];
     for (int v = 0; v < V; ++v) value[v] = load(values[j] + column + v * kLanes);
     for (int r = 0; r < R; ++r) {
@@ -132,25 +148,25 @@ inline void value_tile(const float* weights, const T* const* values, int64_t col
 
 // The same over all columns, as many at once as go. `width` is a multiple of kLanes.
 template <int R, class T, int V = kTileVectors<R>>
-void value_columns(const float* weights, const T* const* values, int64_t column, int begin, int end,
-                   const float* factors, float* sums, int64_t width) {
+void value_columns(const float* weights, const T* const* values, const T* const* next, int64_t column, int begin,
+                   int end, const float* factors, float* sums, int64_t width) {
   for (; column + V * kLanes <= width; column += V * kLanes)
-    value_tile<R, V>(weights, values, column, begin, end, factors, sums, width);
+    value_tile<R, V>(weights, values, next, column, begin, end, factors, sums, width);
   if constexpr (V > 1)
-    if (column < width) value_columns<R, T, V / 2>(weights, values, column, begin, end, factors, sums, width);
+    if (column < width) value_columns<R, T, V / 2>(weights, values, next, column, begin, end, factors, sums, width);
 }
 
 // R rows of which row r sees the first seen[r] >= 1 tokens of the chunk, seen ascending: what all see is walked
-// together, what is left row by row. A token that a row does not see is never multiplied, as it may be NaN.
+// together, what is left row by row. next[j], where it is not null, is read soon. A token that a row does not see is never multiplied, as it may be NaN.
 template <int R, class T>
-void value_rows(const float* weights, const T* const* values, const int* seen, const float* factors, float* sums,
-                int64_t width) {
+void value_rows(const float* weights, const T* const* values, const T* const* next, const int* seen,
+                const float* factors, float* sums, int64_t width) {
   static const float one = 1.0f;
   const int common = seen[0];
-  value_columns<R, T>(weights, values, 0, 0, common, factors, sums, width);
+  value_columns<R, T>(weights, values, next, 0, 0, common, factors, sums, width);
   for (int r = 1; r < R; ++r)
     if (seen[r] > common)
-      value_columns<1, T>(weights + r * kChunk, values, 0, common, seen[r], &one, sums + r * width, width);
+      value_columns<1, T>(weights + r * kChunk, values, nullptr, 0, common, seen[r], &one, sums + r * width, width);
 }
 
 // ---- rows dealt out to tiles ----

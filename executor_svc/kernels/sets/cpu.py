@@ -11,9 +11,8 @@ from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.norm.cpu import add_rms_norm, rms_norm
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import apply_penalties
-from executor_svc.kernels.rotary.cpu import rotary_embedding
+from executor_svc.kernels.rotary_write_kv.cpu import make_rotary_write_kv
 from executor_svc.kernels.sampling.cpu import sample_tokens
-from executor_svc.kernels.write_kv.cpu import write_kv
 
 
 def build(num_threads: int | None) -> KernelSet:
@@ -27,8 +26,7 @@ def build(num_threads: int | None) -> KernelSet:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_and_mul=silu_and_mul,
-        rotary_embedding=rotary_embedding,
-        write_kv=write_kv,
+        rotary_write_kv=make_rotary_write_kv(library),
         plan_attention=make_plan_attention(library),
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,

@@ -12,9 +12,8 @@ from executor_svc.kernels.logprobs.reference import gather_logprobs
 from executor_svc.kernels.norm.reference import add_rms_norm, rms_norm
 from executor_svc.kernels.paged_attention.reference import plan_attention
 from executor_svc.kernels.penalties.reference import apply_penalties
-from executor_svc.kernels.rotary.reference import rotary_embedding
+from executor_svc.kernels.rotary_write_kv.reference import rotary_write_kv
 from executor_svc.kernels.sampling.reference import sample_tokens
-from executor_svc.kernels.write_kv.reference import write_kv
 
 
 def build() -> KernelSet:
@@ -27,8 +26,7 @@ def build() -> KernelSet:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         silu_and_mul=silu_and_mul,
-        rotary_embedding=rotary_embedding,
-        write_kv=write_kv,
+        rotary_write_kv=rotary_write_kv,
         plan_attention=plan_attention,
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,

@@ -1,0 +1,30 @@
+"""Contract of the rotary embedding (Su et al. 2021, "RoFormer"), halves-apart layout, and of the KV write in one op."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class RotaryWriteKv(Protocol):
+    """Turns queries and keys by their tokens' angles, and puts keys and values into their slots."""
+
+    def __call__(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor
+    ) -> Tensor:
+        """Give the turned queries, a new contiguous [T, num_heads, head_dim]; write the caches IN PLACE.
+
+        qkv is [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: each token's query heads, then its key heads,
+        then its value heads; it is not changed. The caches are [num_blocks, block_size, num_kv_heads, head_dim],
+        contiguous, of the same dtype, head_dim even: num_heads follows from them.
+
+        Each pair (x[i], x[i + head_dim / 2]) of a query or key head becomes
+        (x[i] * cos[i] - x[i + head_dim / 2] * sin[i], x[i + head_dim / 2] * cos[i] + x[i] * sin[i]). cos and sin are
+        float32 [T, head_dim / 2], contiguous, any attention scaling already in them. Computed in float32, rounded to
+        the dtype once.
+
+        Turned keys, and values as they are, go into the slots of slot_mapping, int64 [T], each in
+        [0, num_blocks * block_size). Slots of block 0 may repeat (padding: what lies there afterwards is undefined);
+        others are distinct. All other slots keep their bytes.
+        """

@@ -1,0 +1,94 @@
+// Rotary embedding of queries and keys, and the write of keys and values into their slots, in one pass over a step's
+// merged projection.
+//
+// The two products of a pair are rounded before they are added, as the reference rounds them.
+#include <algorithm>
+
+#include "../native/csrc/simd.h"
+#include "../native/csrc/team.h"
+
+namespace octavo {
+namespace {
+
+// Elements for which waking the team does not pay.
+constexpr int64_t kAlone = 32 * 1024;
+
+struct Call {
+  const void* qkv;  // [tokens][num_heads + 2 * num_kv_heads][head_dim]
+  void* query;      // [tokens][num_heads][head_dim]
+  const float* cos;  // [tokens][head_dim / 2]
+  const float* sin;
+  const int64_t* slots;  // [tokens]
+  void* keys;            // [slots][num_kv_heads][head_dim]
+  void* values;
+  int64_t num_heads, num_kv_heads, head_dim;
+};
+
+template <class T>
+void turn(const T* from, const float* cos, const float* sin, int64_t half, T* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Vec first = load(from + i), second = load(from + half + i), c = load(cos + i), s = load(sin + i);
+    store(to + i, sub(mul(first, c), mul(second, s)));
+    store(to + half + i, add(mul(second, c), mul(first, s)));
+  }
+  if (i == half) return;
+  // The rest by the same vectors, from copies.
+  const int64_t rest = half - i;
+  float parts[4][kLanes] = {};
+  T turned[2][kLanes];
+  for (int64_t j = 0; j < rest; ++j) {
+    parts[0][j] = widen(from[i + j]);
+    parts[1][j] = widen(from[half + i + j]);
+    parts[2][j] = cos[i + j];
+    parts[3][j] = sin[i + j];
+  }
+  const Vec first = load(parts[0]), second = load(parts[1]), c = load(parts[2]), s = load(parts[3]);
+  store(turned[0], sub(mul(first, c), mul(second, s)));
+  store(turned[1], add(mul(second, c), mul(first, s)));
+  std::memcpy(to + i, turned[0], static_cast<size_t>(rest) * sizeof(T));
+  std::memcpy(to + half + i, turned[1], static_cast<size_t>(rest) * sizeof(T));
+}
+
+template <class T>
+void run(const Call& call, int64_t token) {
+  const int64_t d = call.head_dim, half = d / 2, kv = call.num_kv_heads * d;
+  const T* from = static_cast<const T*>(call.qkv) + token * (call.num_heads * d + 2 * kv);
+  const float* const cos = call.cos + token * half;
+  const float* const sin = call.sin + token * half;
+  T* const query = static_cast<T*>(call.query) + token * call.num_heads * d;
+  T* const key = static_cast<T*>(call.keys) + call.slots[token] * kv;
+  T* const value = static_cast<T*>(call.values) + call.slots[token] * kv;
+  for (int64_t head = 0; head < call.num_heads; ++head, from += d) turn(from, cos, sin, half, query + head * d);
+  for (int64_t head = 0; head < call.num_kv_heads; ++head, from += d) turn(from, cos, sin, half, key + head * d);
+  std::memcpy(value, from, static_cast<size_t>(kv) * sizeof(T));
+}
+
+}  // namespace
+}  // namespace octavo
+
+using namespace octavo;
+
+// dtype is 0 for float32, 1 for bfloat16.
+OCTAVO_EXPORT void octavo_rotary_write_kv(const void* qkv, void* query, const float* cos, const float* sin,
+                                          const int64_t* slots, void* keys, void* values, int64_t tokens,
+                                          int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int32_t dtype) {
+  const Call call{qkv, query, cos, sin, slots, keys, values, num_heads, num_kv_heads, head_dim};
+  const int64_t width = (num_heads + 2 * num_kv_heads) * head_dim;
+  Shares shares;
+  shares.start(tokens, std::max<int64_t>(1, kAlone / (4 * width)));
+  const auto work = [&](const Member&) {
+    int64_t begin, end;
+    while (shares.take(&begin, &end))
+      for (int64_t token = begin; token < end; ++token)
+        if (dtype == 0)
+          run<float>(call, token);
+        else
+          run<bf16>(call, token);
+  };
+  // Padding shares slots of the null block: what lies there afterwards is of no account, whoever wrote last.
+  if (tokens * width < kAlone)
+    work(Member{0, 1});
+  else
+    on_team(work);
+}
