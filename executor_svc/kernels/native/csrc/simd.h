@@ -175,7 +175,7 @@ static inline Vec exp(Vec x) {
   const Vec lowest = broadcast(-87.33654f);
   const Vec clamped = min(broadcast(88.3f), max(lowest, x));
   const Vec n = round_even(mul(clamped, broadcast(1.44269504f)));
-  const Vec r = fma(n, broadcast(1.42860677e-6f), fma(n, broadcast(-0.693145752f), clamped));
+  const Vec r = fma(n, broadcast(-1.42860677e-6f), fma(n, broadcast(-0.693145752f), clamped));
   Vec y = broadcast(1.0f / 5040.0f);
   y = fma(y, r, broadcast(1.0f / 720.0f));
   y = fma(y, r, broadcast(1.0f / 120.0f));
