@@ -31,8 +31,15 @@ float penalized(float logit, const Strengths& by, int32_t count) {
 void apply(float* logits, int32_t* marks, const int32_t* tokens, int64_t num_prompt, int64_t count,
            const Strengths& by) {
   const int64_t first = by.repetition != 1.0f ? 0 : num_prompt;
-  for (int64_t i = first; i < num_prompt; ++i) marks[tokens[i]] = 1;
-  for (int64_t i = num_prompt; i < count; ++i) marks[tokens[i]] += marks[tokens[i]] == 0 ? 2 : 1;
+  // The logits of many rows lie in no near cache: they are called for while the tokens are counted.
+  for (int64_t i = first; i < num_prompt; ++i) {
+    __builtin_prefetch(logits + tokens[i], 1);
+    marks[tokens[i]] = 1;
+  }
+  for (int64_t i = num_prompt; i < count; ++i) {
+    __builtin_prefetch(logits + tokens[i], 1);
+    marks[tokens[i]] += marks[tokens[i]] == 0 ? 2 : 1;
+  }
   for (int64_t i = first; i < count; ++i) {
     const int32_t token = tokens[i], mark = marks[token];
     if (mark == 0) continue;
