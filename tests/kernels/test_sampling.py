@@ -246,3 +246,9 @@ def test_greedy_is_the_first_maximum(compiled: KernelSet, vocab: int, num_rows: 
     logits = np.random.default_rng(seed).integers(0, 4, size=(num_rows, vocab)).astype(np.float32)
     tokens = compiled.sample_tokens(torch.from_numpy(logits), **_parameters(num_rows, temperature=0.0))
     assert tokens.tolist() == logits.argmax(axis=1).tolist()
+
+
+def test_a_vocabulary_past_the_sums_is_refused(compiled: KernelSet) -> None:
+    """Sums of more weights than an int64 holds would wrap: the op says so."""
+    with pytest.raises(ValueError, match="sampling takes fewer than 524288"):
+        compiled.sample_tokens(torch.zeros(1, 1 << 19), **_parameters(1))

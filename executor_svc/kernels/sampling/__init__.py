@@ -10,6 +10,8 @@ GREEDY_TEMPERATURE = 1e-5
 """Below this temperature a row takes its likeliest token."""
 UNITS = 2.0**44
 """Weights are summed as whole numbers of 1 / UNITS."""
+MAX_VOCAB = 1 << 19
+"""So many weights of 1 no longer fit an int64."""
 
 
 class SampleTokens(Protocol):
@@ -30,7 +32,7 @@ class SampleTokens(Protocol):
     ) -> Tensor:
         """Give one token a row, int64 [N].
 
-        logits is float32 [N, V], V below 2^18, without NaN or positive infinity, at least one finite in each row;
+        logits is float32 [N, V], V below MAX_VOCAB, without NaN or positive infinity, at least one finite in each row;
         negative infinity is never drawn. temperature, top_p, min_p and typical_p are float32 [N], top_k int64 [N] (0 or
         from V on is off), uniform float64 [N] in [0, 1). Nothing is changed. A row's token does not depend on the other
         rows.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.kernels.native.library import ADDRESS, INT64, NativeLibrary
-from executor_svc.kernels.sampling import SampleTokens
+from executor_svc.kernels.sampling import MAX_VOCAB, SampleTokens
 
 
 def make_sample_tokens(library: NativeLibrary) -> SampleTokens:
@@ -23,6 +23,8 @@ def make_sample_tokens(library: NativeLibrary) -> SampleTokens:
         typical_p: Tensor,
         uniform: Tensor,
     ) -> Tensor:
+        if logits.shape[1] >= MAX_VOCAB:
+            raise ValueError(f"a vocabulary of {logits.shape[1]} tokens; sampling takes fewer than {MAX_VOCAB}")
         logits = logits.contiguous()
         columns = [each.contiguous() for each in (temperature, top_k, top_p, min_p, typical_p, uniform)]
         tokens = torch.empty(len(logits), dtype=torch.int64)
