@@ -26,7 +26,6 @@ from executor_svc.batch import (
     StoppingParams,
     TokenLogprobs,
 )
-from executor_svc.finite import finite_rows
 from executor_svc.input_batch import InputBatch, InputBatchBuilder
 from executor_svc.kv_cache import KVCache
 from executor_svc.prompt_scorer import PromptScorer
@@ -61,7 +60,9 @@ class ModelRunner:
         self._sampler = sampler
         self._table = SequenceTable(limits)
         self._builder = InputBatchBuilder(self._table, limits)
-        self._prompt_scorer = PromptScorer(model.compute_logits, sampler.gather_logprobs, self._table)
+        self._prompt_scorer = PromptScorer(
+            model.compute_logits, sampler.gather_logprobs, sampler.finite_rows, self._table
+        )
         self._limits = limits
 
     @property
@@ -160,14 +161,14 @@ class ModelRunner:
         which of the R rows are finite.
         """
         hidden = self._model.forward(inputs.token_ids, inputs.metadata, self._kv_cache)
-        sound = finite_rows(hidden)
+        sound = self._sampler.finite_rows(hidden).numpy()
         if len(sound) != len(inputs.rows):
             # A row is sound if all its tokens are; each has at least one.
             sound = np.logical_and.reduceat(sound, inputs.metadata.query_start[:-1].numpy())
         if len(inputs.sampling) == 0:
             return hidden, None, sound
         logits = self._model.compute_logits(hidden[inputs.last_tokens])
-        sound[inputs.sampling] &= finite_rows(logits)
+        sound[inputs.sampling] &= self._sampler.finite_rows(logits).numpy()
         return hidden, logits, sound
 
     def _settle(self, batch: StepBatch, inputs: InputBatch, sound: Bools) -> None:
@@ -190,7 +191,8 @@ class ModelRunner:
         if not keep.all():
             logits = logits[torch.from_numpy(keep)]
         slots = inputs.slots[sampling]
-        token_ids, logprobs = self._sampler.sample(logits, self._table.sampler, slots, self._table.num_tokens[slots])
+        table = self._table
+        token_ids, logprobs = self._sampler.sample(logits, table.sampler, slots, table.num_tokens[slots], table.tokens)
         self._table.append_tokens(slots, token_ids)
         rows = inputs.rows[sampling].tolist()
         sampled = dict(zip(rows, token_ids.tolist(), strict=True))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from executor_svc.batch import PromptLogprobs
-from executor_svc.finite import finite_rows
 from executor_svc.input_batch import InputBatch
+from executor_svc.kernels.finite import FiniteRows
 from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.sequence_state import SequenceTable
 
@@ -46,10 +46,15 @@ class PromptScorer:
     """
 
     def __init__(
-        self, compute_logits: Callable[[Tensor], Tensor], gather_logprobs: GatherLogprobs, table: SequenceTable
+        self,
+        compute_logits: Callable[[Tensor], Tensor],
+        gather_logprobs: GatherLogprobs,
+        finite_rows: FiniteRows,
+        table: SequenceTable,
     ) -> None:
         self._compute_logits = compute_logits
         self._gather_logprobs = gather_logprobs
+        self._finite_rows = finite_rows
         self._table = table
 
     def score(self, inputs: InputBatch, hidden: Tensor, sound: npt.NDArray[np.bool_]) -> dict[int, PromptLogprobs]:
@@ -109,7 +114,7 @@ class PromptScorer:
         for start in range(0, len(places), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
             logits = self._compute_logits(hidden[torch.from_numpy(places[part])])
-            finite[part] = finite_rows(logits)
+            finite[part] = self._finite_rows(logits).numpy()
             # What is not finite is told to nobody; the op wants none of it.
             logits[torch.from_numpy(~finite[part])] = 0
             gathered = self._gather_logprobs(logits, torch.from_numpy(token_ids[part]), num_top)

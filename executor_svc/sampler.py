@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -9,12 +11,13 @@ from torch import Tensor
 
 from executor_svc.batch import TokenLogprobs
 from executor_svc.kernels import KernelSet
+from executor_svc.kernels.finite import FiniteRows
 from executor_svc.kernels.logprobs import GatherLogprobs
-from executor_svc.kernels.philox import uniform
 from executor_svc.kernels.sampling import GREEDY_TEMPERATURE
 from executor_svc.sampler_state import SamplerState
 
 Ints = npt.NDArray[np.int64]
+_NO_TOKENS: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Sampler:
@@ -28,73 +31,90 @@ class Sampler:
         """The op that all logprobs come from."""
         return self._kernels.gather_logprobs
 
+    @property
+    def finite_rows(self) -> FiniteRows:
+        """The op that says which rows can be sampled."""
+        return self._kernels.finite_rows
+
     def sample(
-        self, logits: Tensor, state: SamplerState, slots: Ints, positions: Ints
+        self, logits: Tensor, state: SamplerState, slots: Ints, positions: Ints, history: npt.NDArray[np.int32]
     ) -> tuple[Ints, dict[int, TokenLogprobs]]:
         """Return the tokens, int64 [N], and by index in N the logprobs of the rows that want them.
 
         logits is float32 [N, V], finite, and is overwritten; slots is [N]; positions [N] are the indices in their
-        sequences that the sampled tokens will have.
+        sequences that the sampled tokens will have; history is int32 [slots, L], each sequence's tokens before them.
         """
         parameters = state.parameters[slots]
         wants_logprobs = np.flatnonzero(parameters["top_logprobs"] >= 0)
-        raw = logits[torch.from_numpy(wants_logprobs)] if len(wants_logprobs) else None
+        raw = _rows_of(logits, wants_logprobs, copied=_changes_logits(state)) if len(wants_logprobs) else None
         if state.biases:
-            self._add_bias(logits, state, slots)
-        if state.counts:
-            self._apply_penalties(logits, state, slots, parameters)
-        if state.bad_words or state.masked_stops:
-            _forbid(logits, state, slots)
+            biased, values, begins, ends = map(torch.from_numpy, state.biases.places(slots))
+            self._kernels.add_logit_bias(logits, token_ids=biased, values=values, begins=begins, ends=ends)
+        if state.penalized:
+            self._apply_penalties(logits, parameters, slots, positions, history)
+        if state.stops or state.forbidden or state.bad_words:
+            self._forbid(logits, state, slots, positions < parameters["min_length"])
         token_ids = self._draw(logits, parameters, positions)
         if raw is None:
             return token_ids, {}
         return token_ids, self._logprobs(raw, token_ids, wants_logprobs, parameters["top_logprobs"])
 
-    def _add_bias(self, logits: Tensor, state: SamplerState, slots: Ints) -> None:
-        biased = [(row, state.biases[slot]) for row, slot in enumerate(slots.tolist()) if slot in state.biases]
-        if not biased:
-            return
-        sizes = [len(bias.token_ids) for _, bias in biased]
-        self._kernels.add_logit_bias(
-            logits,
-            rows=torch.from_numpy(np.repeat([row for row, _ in biased], sizes)),
-            token_ids=torch.from_numpy(np.concatenate([bias.token_ids for _, bias in biased])),
-            values=torch.from_numpy(np.concatenate([bias.values for _, bias in biased])),
-        )
-
     def _apply_penalties(
-        self, logits: Tensor, state: SamplerState, slots: Ints, parameters: npt.NDArray[np.void]
+        self,
+        logits: Tensor,
+        parameters: npt.NDArray[np.void],
+        slots: Ints,
+        positions: Ints,
+        history: npt.NDArray[np.int32],
     ) -> None:
-        seen = [(row, state.counts[slot]) for row, slot in enumerate(slots.tolist()) if slot in state.counts]
-        if not seen:
-            return
-        sizes = [len(counts.token_ids) for _, counts in seen]
         self._kernels.apply_penalties(
             logits,
-            rows=torch.from_numpy(np.repeat([row for row, _ in seen], sizes)),
-            token_ids=torch.from_numpy(np.concatenate([counts.token_ids for _, counts in seen])),
-            output_counts=torch.from_numpy(np.concatenate([counts.counts for _, counts in seen])),
+            tokens=torch.from_numpy(history),
+            slots=torch.from_numpy(slots),
+            num_prompt_tokens=_column(parameters, "num_prompt_tokens"),
+            num_tokens=torch.from_numpy(positions),
             repetition=_column(parameters, "repetition"),
             presence=_column(parameters, "presence"),
             frequency=_column(parameters, "frequency"),
         )
 
-    def _draw(self, logits: Tensor, parameters: npt.NDArray[np.void], positions: Ints) -> Ints:
-        random = parameters["temperature"] >= GREEDY_TEMPERATURE
-        noise = np.zeros(len(parameters), dtype=np.float64)
-        if random.any():
-            drawn = parameters[random]
-            noise[random] = uniform(drawn["seed"], drawn["choice"], positions[random])
-        token_ids: Ints = self._kernels.sample_tokens(
+    def _forbid(self, logits: Tensor, state: SamplerState, slots: Ints, is_short: npt.NDArray[np.bool_]) -> None:
+        """Make the logits of tokens that may not come next negative infinity; is_short is [N], before min_tokens."""
+        if state.stops and is_short.any():
+            token_ids, _, begins, ends = state.stops.places(slots)
+            self._forbid_lists(logits, token_ids, begins, np.where(is_short, ends, begins))
+        if state.forbidden:
+            token_ids, _, begins, ends = state.forbidden.places(slots)
+            self._forbid_lists(logits, token_ids, begins, ends)
+        if state.bad_words:
+            lists = [_completing(state, slot, logits.shape[1], short) for slot, short in _pairs(slots, is_short)]
+            ends = np.cumsum([len(each) for each in lists])
+            self._forbid_lists(logits, np.concatenate(lists), np.concatenate(([0], ends[:-1])), ends)
+
+    def _forbid_lists(self, logits: Tensor, token_ids: Ints, begins: Ints, ends: Ints) -> None:
+        self._kernels.forbid_tokens(
             logits,
-            temperature=_column(parameters, "temperature"),
+            token_ids=torch.from_numpy(token_ids),
+            begins=torch.from_numpy(begins),
+            ends=torch.from_numpy(ends),
+        )
+
+    def _draw(self, logits: Tensor, parameters: npt.NDArray[np.void], positions: Ints) -> Ints:
+        temperature = np.ascontiguousarray(parameters["temperature"])
+        if (temperature >= GREEDY_TEMPERATURE).any():
+            noise = self._kernels.uniform(parameters["seed"], parameters["choice"], positions)
+        else:
+            noise = np.zeros(len(parameters), dtype=np.float64)
+        tokens: Ints = self._kernels.sample_tokens(
+            logits,
+            temperature=torch.from_numpy(temperature),
             top_k=_column(parameters, "top_k"),
             top_p=_column(parameters, "top_p"),
             min_p=_column(parameters, "min_p"),
             typical_p=_column(parameters, "typical_p"),
             uniform=torch.from_numpy(noise),
         ).numpy()
-        return token_ids
+        return tokens
 
     def _logprobs(self, raw: Tensor, token_ids: Ints, rows: Ints, num_top: Ints) -> dict[int, TokenLogprobs]:
         wanted = num_top[rows]
@@ -103,21 +123,30 @@ class Sampler:
         return {row: TokenLogprobs(logprob, ids[:count], tops[:count]) for row, logprob, ids, tops, count in columns}
 
 
-def _forbid(logits: Tensor, state: SamplerState, slots: Ints) -> None:
-    """Make the logits of tokens that may not come next negative infinity."""
-    forbidden: list[tuple[int, Ints]] = []
-    for row, slot in enumerate(slots.tolist()):
-        stops, words = state.masked_stops.get(slot), state.bad_words.get(slot)
-        held = [] if stops is None else [stops.token_ids]
-        if words is not None:
-            held.append(words.always)
-            if _leave_one([*held, words.completing], logits.shape[1]):
-                held.append(words.completing)
-        forbidden.extend((row, token_ids) for token_ids in held)
-    if forbidden:
-        rows = np.repeat([row for row, _ in forbidden], [len(token_ids) for _, token_ids in forbidden])
-        token_ids = np.concatenate([token_ids for _, token_ids in forbidden])
-        logits[torch.from_numpy(rows), torch.from_numpy(token_ids)] = float("-inf")
+def _changes_logits(state: SamplerState) -> bool:
+    return bool(state.biases or state.penalized or state.stops or state.forbidden or state.bad_words)
+
+
+def _rows_of(logits: Tensor, rows: Ints, *, copied: bool) -> Tensor:
+    """Return these rows of the logits, themselves where all are wanted and need not be copied."""
+    if len(rows) == len(logits) and not copied:
+        return logits
+    # numpy copies on this thread alone.
+    return torch.from_numpy(logits.numpy()[rows])
+
+
+def _pairs(slots: Ints, is_short: npt.NDArray[np.bool_]) -> Iterator[tuple[int, bool]]:
+    return zip(slots.tolist(), is_short.tolist(), strict=True)
+
+
+def _completing(state: SamplerState, slot: int, vocab: int, is_short: bool) -> Ints:
+    """Return the tokens that would complete a longer bad word; none where no other token is left."""
+    words = state.bad_words.get(slot)
+    if words is None or not len(words.completing):
+        return _NO_TOKENS
+    stops = state.stops.token_ids_of(slot) if is_short else _NO_TOKENS
+    forbidden = [stops, state.forbidden.token_ids_of(slot), words.completing]
+    return words.completing if _leave_one(forbidden, vocab) else _NO_TOKENS
 
 
 def _leave_one(forbidden: list[Ints], vocab: int) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -133,6 +135,14 @@ def make_sequence(
     num_prompt = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
     stopping = StoppingParams(max_tokens, min_tokens, stop_token_ids)
     return NewSequence(handle, tuple(token_ids), num_prompt, choice, sampling, stopping)
+
+
+def make_history(sequences: Sequence[NewSequence]) -> npt.NDArray[np.int32]:
+    """The tokens of records, a row each, as a sequence table holds them; int32 [N, longest]."""
+    history = np.zeros((len(sequences), max(len(each.token_ids) for each in sequences)), dtype=np.int32)
+    for row, sequence in zip(history, sequences, strict=True):
+        row[: len(sequence.token_ids)] = sequence.token_ids
+    return history
 
 
 @dataclass

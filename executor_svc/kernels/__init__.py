@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from executor_svc.kernels.activation import SiluAndMul
+from executor_svc.kernels.finite import FiniteRows
+from executor_svc.kernels.forbidden import ForbidTokens
 from executor_svc.kernels.linear import PackLinear
 from executor_svc.kernels.logit_bias import AddLogitBias
 from executor_svc.kernels.logprobs import GatherLogprobs
+from executor_svc.kernels.noise import Uniform
 from executor_svc.kernels.norm import AddRmsNorm, RmsNorm
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.penalties import ApplyPenalties
@@ -38,8 +41,11 @@ class KernelSet:
     silu_and_mul: SiluAndMul
     rotary_write_kv: RotaryWriteKv
     plan_attention: PlanAttention
+    finite_rows: FiniteRows
     add_logit_bias: AddLogitBias
     apply_penalties: ApplyPenalties
+    forbid_tokens: ForbidTokens
+    uniform: Uniform
     sample_tokens: SampleTokens
     gather_logprobs: GatherLogprobs
 

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from executor_svc.kernels.penalties import ApplyPenalties, cpu, reference
-
-SETS = pytest.mark.parametrize("apply", [reference.apply_penalties, cpu.apply_penalties], ids=["reference", "cpu"])
+from executor_svc.kernels import KernelSet
+from executor_svc.kernels.penalties import reference
 
 
 def _columns(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-@SETS
-def test_each_penalty_by_hand(apply: ApplyPenalties) -> None:
-    """Repetition divides positive logits and multiplies others; presence counts once, frequency each time."""
+def _sequences(*sequences: tuple[list[int], list[int]], rest: int = 0) -> dict[str, Any]:
+    """Rows of prompts and outputs, in slots of the opposite order; `rest` lies behind each sequence."""
+    longest = max(len(prompt) + len(output) for prompt, output in sequences)
+    tokens = torch.full((len(sequences) + 2, longest + 3), rest, dtype=torch.int32)
+    slots = torch.arange(len(sequences), 0, -1)
+    for slot, (prompt, output) in zip(slots.tolist(), sequences, strict=True):
+        tokens[slot, : len(prompt) + len(output)] = torch.tensor([*prompt, *output], dtype=torch.int32)
+    return {
+        "tokens": tokens,
+        "slots": slots,
+        "num_prompt_tokens": torch.tensor([len(prompt) for prompt, _ in sequences]),
+        "num_tokens": torch.tensor([len(prompt) + len(output) for prompt, output in sequences]),
+    }
+
+
+def test_each_penalty_by_hand(any_set: KernelSet) -> None:
+    """Repetition divides positive logits and multiplies others; presence counts once, frequency each time. Tokens of
+    the prompt alone are repetition's only.
+    """
     logits = torch.tensor([[2.0, -2.0, 0.0, 4.0], [2.0, -2.0, 1.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
-    apply(
+    any_set.apply_penalties(
         logits,
-        rows=torch.tensor([0, 0, 0, 1, 1, 2]),
-        token_ids=torch.tensor([0, 1, 2, 1, 3, 3]),
-        output_counts=torch.tensor([0, 1, 2, 0, 3, 2], dtype=torch.int32),
+        **_sequences(([0, 0, 2], [1, 2, 2]), ([1], [3, 3, 3]), ([], [3, 3])),
         repetition=_columns(2.0, 1.0, 0.5),
         presence=_columns(0.5, 0.0, 0.25),
         frequency=_columns(0.0, 0.25, -1.0),
@@ -32,19 +47,15 @@ def test_each_penalty_by_hand(apply: ApplyPenalties) -> None:
     assert logits.tolist() == expected
 
 
-@SETS
-def test_repetition_penalty_as_in_transformers(apply: ApplyPenalties) -> None:
-    """With the distinct tokens of prompt and output as places, the result is bit-equal to transformers' own."""
+def test_repetition_penalty_as_in_transformers(any_set: KernelSet) -> None:
+    """With prompt and output together the result is bit-equal to transformers' own."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 97, generator=generator)
     history = torch.randint(0, 97, (3, 40), generator=generator)
     expected = RepetitionPenaltyLogitsProcessor(penalty=1.3)(history, logits.clone())
-    places = [(row, token) for row in range(3) for token in history[row].unique().tolist()]
-    apply(
+    any_set.apply_penalties(
         logits,
-        rows=torch.tensor([row for row, _ in places]),
-        token_ids=torch.tensor([token for _, token in places]),
-        output_counts=torch.zeros(len(places), dtype=torch.int32),
+        **_sequences(*((row[:15], row[15:]) for row in history.tolist())),
         repetition=torch.full((3,), 1.3),
         presence=torch.zeros(3),
         frequency=torch.zeros(3),
@@ -52,16 +63,13 @@ def test_repetition_penalty_as_in_transformers(apply: ApplyPenalties) -> None:
     assert torch.equal(logits, expected)
 
 
-@SETS
 @pytest.mark.parametrize("tiny", [1e-45, 1e-40, 1e-38])
-def test_the_smallest_repetition_leaves_logits_finite(apply: ApplyPenalties, tiny: float) -> None:
+def test_the_smallest_repetition_leaves_logits_finite(any_set: KernelSet, tiny: float) -> None:
     """Any repetition above 0 is allowed: what it makes of a logit ends at the largest float and is never infinite."""
     logits = torch.tensor([[30.0, -30.0, 0.0, 1.0]])
-    apply(
+    any_set.apply_penalties(
         logits,
-        rows=torch.tensor([0, 0, 0]),
-        token_ids=torch.tensor([0, 1, 2]),
-        output_counts=torch.ones(3, dtype=torch.int32),
+        **_sequences(([], [0, 1, 2])),
         repetition=_columns(tiny),
         presence=_columns(-2.0),
         frequency=_columns(-2.0),
@@ -71,41 +79,39 @@ def test_the_smallest_repetition_leaves_logits_finite(apply: ApplyPenalties, tin
     assert logits[0, 3] == 1.0
 
 
-@SETS
-def test_nothing_seen(apply: ApplyPenalties) -> None:
-    """Without places nothing changes, however strong the penalties."""
+def test_nothing_seen(any_set: KernelSet) -> None:
+    """Without tokens nothing changes, however strong the penalties, and none is read from behind the sequence."""
     logits = torch.randn(2, 5)
     before = logits.clone()
-    none = torch.zeros(0, dtype=torch.int64)
     strong = torch.full((2,), 2.0)
-    apply(
-        logits,
-        rows=none,
-        token_ids=none,
-        output_counts=none.to(torch.int32),
-        repetition=strong,
-        presence=strong,
-        frequency=strong,
+    any_set.apply_penalties(
+        logits, **_sequences(([], []), ([], []), rest=3), repetition=strong, presence=strong, frequency=strong
     )
     assert torch.equal(logits, before)
 
 
-@pytest.mark.parametrize(("num_rows", "vocab"), [(1, 1), (3, 63), (7, 257)])
-def test_cpu_equals_reference(num_rows: int, vocab: int) -> None:
-    """On random logits (some masked), places and penalties of either sign the two sets agree bit for bit."""
+@pytest.mark.parametrize(("num_rows", "vocab"), [(1, 1), (3, 63), (7, 257), (40, 3000)])
+def test_compiled_equals_reference(compiled: KernelSet, num_rows: int, vocab: int) -> None:
+    """On random logits (some masked), sequences and penalties of either sign, some off, the sets agree bit for bit, one
+    call after the other.
+    """
     generator = torch.Generator().manual_seed(num_rows)
-    logits = torch.randn(num_rows, vocab, generator=generator) * 4
-    logits[0, 0] = float("-inf")
-    rows, token_ids = (torch.rand(num_rows, vocab, generator=generator) < 0.4).nonzero(as_tuple=True)
-    arguments = {
-        "rows": rows,
-        "token_ids": token_ids,
-        "output_counts": torch.randint(0, 4, (len(rows),), generator=generator, dtype=torch.int32),
-        "repetition": torch.rand(num_rows, generator=generator) * 1.9 + 0.1,
-        "presence": torch.rand(num_rows, generator=generator) * 4 - 2,
-        "frequency": torch.rand(num_rows, generator=generator) * 4 - 2,
-    }
-    by_reference, by_cpu = logits.clone(), logits.clone()
-    reference.apply_penalties(by_reference, **arguments)
-    cpu.apply_penalties(by_cpu, **arguments)
-    assert torch.equal(by_reference, by_cpu)
+    for _ in range(2):
+        logits = torch.randn(num_rows, vocab, generator=generator) * 4
+        logits[0, 0] = float("-inf")
+        seen = torch.randint(0, vocab, (num_rows, 300), generator=generator).tolist()
+        cuts = torch.randint(0, 300, (num_rows, 2), generator=generator).sort(dim=1).values.tolist()
+        sequences = [(row[:first], row[first:second]) for row, (first, second) in zip(seen, cuts, strict=True)]
+        arguments = {
+            **_sequences(*sequences, rest=vocab - 1),
+            "repetition": torch.rand(num_rows, generator=generator) * 1.9 + 0.1,
+            "presence": torch.rand(num_rows, generator=generator) * 4 - 2,
+            "frequency": torch.rand(num_rows, generator=generator) * 4 - 2,
+        }
+        arguments["repetition"][::3] = 1
+        arguments["presence"][::2] = 0
+        arguments["frequency"][::2] = 0
+        by_reference, by_compiled = logits.clone(), logits.clone()
+        reference.apply_penalties(by_reference, **arguments)
+        compiled.apply_penalties(by_compiled, **arguments)
+        assert torch.equal(by_reference, by_compiled)

@@ -17,10 +17,16 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from executor_svc.kernels.sampling import SampleTokens, cpu, reference
+from executor_svc.kernels import KernelSet
+from executor_svc.kernels.sampling import SampleTokens
 
-SETS = pytest.mark.parametrize("sample", [reference.sample_tokens, cpu.sample_tokens], ids=["reference", "cpu"])
 DRAWS = 60
+
+
+@pytest.fixture
+def sample(any_set: KernelSet) -> SampleTokens:
+    """The op of every set."""
+    return any_set.sample_tokens
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,7 +70,6 @@ def _assert_as_expected(sample: SampleTokens, logits: torch.Tensor, **filters: A
     assert drawn == [mine if token is None else token for mine, token in zip(drawn, expected, strict=True)]
 
 
-@SETS
 def test_nearest_to_the_expected_surprise_come_first(sample: SampleTokens) -> None:
     """Of probabilities 1/2, 1/4, 1/8, 1/16, 1/16 the mean surprise is 15/8 bits: 1/4 is nearest, then 1/2, though it is
     the likeliest, then 1/8, then the two of 1/16 together.
@@ -74,21 +79,18 @@ def test_nearest_to_the_expected_surprise_come_first(sample: SampleTokens) -> No
     assert {share: set(_draws(sample, logits, typical_p=share)) for share in expected} == expected
 
 
-@SETS
 def test_the_kept_are_renormalized(sample: SampleTokens) -> None:
     """The kept tokens, 1/2 and 1/4, are drawn two to one, in the order of their ids."""
     drawn = _draws(sample, torch.tensor([0.0625, 0.5, 0.25, 0.0625, 0.125]).log(), typical_p=0.5)
     assert drawn == [1 if (draw + 0.5) / DRAWS < 2 / 3 else 2 for draw in range(DRAWS)]
 
 
-@SETS
 @pytest.mark.parametrize("share", [1e-6, 0.1, 0.5, 0.9, 1 - 2**-24])
 def test_equal_logits_stay_together(sample: SampleTokens, share: float) -> None:
     """Where all logits are equal all are as near as can be, and all are kept."""
     assert set(_draws(sample, torch.full((40,), 3.5), typical_p=share)) == set(range(40))
 
 
-@SETS
 @pytest.mark.parametrize("vocab", [1, 2, 3, 65, 300])
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e4, 3e38])
 def test_a_token_is_left_whatever_the_logits(sample: SampleTokens, vocab: int, scale: float) -> None:
@@ -101,7 +103,6 @@ def test_a_token_is_left_whatever_the_logits(sample: SampleTokens, vocab: int, s
         assert all(logits[token].isfinite() for token in drawn)
 
 
-@SETS
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("scale", [0.2, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize("vocab", [5, 65, 1200])
@@ -115,7 +116,6 @@ def test_as_in_transformers(sample: SampleTokens, share: float, scale: float, vo
     _assert_as_expected(sample, logits, typical_p=share)
 
 
-@SETS
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_ties_as_in_transformers(sample: SampleTokens, share: float) -> None:
     """Rows of few distinct logits: equals are kept or dropped together, as there."""
@@ -124,7 +124,6 @@ def test_ties_as_in_transformers(sample: SampleTokens, share: float) -> None:
         _assert_as_expected(sample, logits, typical_p=share)
 
 
-@SETS
 @pytest.mark.parametrize(
     "filters",
     [

@@ -14,10 +14,10 @@ LARGEST_LOGIT = torch.finfo(torch.float32).max
 class AddLogitBias(Protocol):
     """Bias of single tokens."""
 
-    def __call__(self, logits: Tensor, *, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
-        """Change logits float32 [N, V] IN PLACE at M places; every other logit keeps its bits.
+    def __call__(self, logits: Tensor, *, token_ids: Tensor, values: Tensor, begins: Tensor, ends: Tensor) -> None:
+        """Change logits float32 [N, V] IN PLACE at some tokens; every other logit keeps its bits.
 
-        A place is a row (rows int64 [M]) and a token (token_ids int64 [M]); places are distinct. Its value (values
-        float32 [M], finite) is added. What goes past the largest finite float32 stays there: no bias makes a logit
-        infinite. M may be 0.
+        Row i's tokens are token_ids[begins[i] : ends[i]], distinct, of int64 [A]; begins and ends are int64 [N], equal
+        where a row has none. Their values (float32 [A], finite) are added. What goes past the largest finite float32
+        stays there: no bias makes a logit infinite.
         """

@@ -1,4 +1,4 @@
-"""Logit bias, one place at a time."""
+"""Logit bias, one token at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch import Tensor
 from executor_svc.kernels.logit_bias import LARGEST_LOGIT
 
 
-def add_logit_bias(logits: Tensor, *, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
+def add_logit_bias(logits: Tensor, *, token_ids: Tensor, values: Tensor, begins: Tensor, ends: Tensor) -> None:
     """See the contract."""
-    for row, token, value in zip(rows.tolist(), token_ids.tolist(), values, strict=True):
-        logits[row, token] = (logits[row, token] + value).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        for token, value in zip(token_ids[begin:end].tolist(), values[begin:end], strict=True):
+            logits[row, token] = (logits[row, token] + value).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)

@@ -18,19 +18,21 @@ class ApplyPenalties(Protocol):
         self,
         logits: Tensor,
         *,
-        rows: Tensor,
-        token_ids: Tensor,
-        output_counts: Tensor,
+        tokens: Tensor,
+        slots: Tensor,
+        num_prompt_tokens: Tensor,
+        num_tokens: Tensor,
         repetition: Tensor,
         presence: Tensor,
         frequency: Tensor,
     ) -> None:
-        """Change logits float32 [N, V] IN PLACE at the M places that were seen; every other logit keeps its bits.
+        """Change logits float32 [N, V] IN PLACE at the tokens that were seen; every other logit keeps its bits.
 
-        A place is a row (rows int64 [M]) and a token of its prompt or output (token_ids int64 [M]), with how often
-        the output holds the token (output_counts int32 [M]; 0 where only the prompt does). Places are distinct.
-        repetition, presence and frequency are float32 [N]. At each place, in this order: a positive logit is divided
-        by the row's repetition, any other multiplied by it; presence is subtracted where the count is above 0;
-        frequency times the count is subtracted. 1, 0 and 0 change nothing. What goes past the largest finite float32
-        stays there: a tiny repetition must not make a logit infinite. M may be 0.
+        Row i has seen the first num_tokens[i] of tokens[slots[i]]: the first num_prompt_tokens[i] are its prompt, the
+        others its output. tokens is int32 [S, L], ids below V; the others are int64 [N]; repetition, presence and
+        frequency are float32 [N]. At each distinct token, in this order: where the row's repetition is not 1, a
+        positive logit is divided by it, any other multiplied by it; presence is subtracted where the output holds the
+        token; frequency times the number of times that it does is subtracted. Where repetition is 1, tokens of the
+        prompt alone are left as they are. What goes past the largest finite float32 stays there: a tiny repetition must
+        not make a logit infinite. 1, 0 and 0 change nothing.
         """

@@ -8,6 +8,10 @@ from torch import Tensor
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this temperature a row takes its likeliest token."""
+UNITS = 2.0**44
+"""Weights are summed as whole numbers of 1 / UNITS."""
+MAX_VOCAB = 1 << 19
+"""So many weights of 1 no longer fit an int64."""
 
 
 class SampleTokens(Protocol):
@@ -28,23 +32,26 @@ class SampleTokens(Protocol):
     ) -> Tensor:
         """Give one token a row, int64 [N].
 
-        logits is float32 [N, V] without NaN or positive infinity, at least one finite in each row; negative infinity
-        is never drawn. temperature, top_p, min_p and typical_p are float32 [N], top_k int64 [N] (0 or from V on is
-        off), uniform float64 [N] in [0, 1). Nothing is changed. A row's token does not depend on the other rows.
+        logits is float32 [N, V], V below MAX_VOCAB, without NaN or positive infinity, at least one finite in each row;
+        negative infinity is never drawn. temperature, top_p, min_p and typical_p are float32 [N], top_k int64 [N] (0 or
+        from V on is off), uniform float64 [N] in [0, 1). Nothing is changed. A row's token does not depend on the other
+        rows.
 
         Greedy where temperature < GREEDY_TEMPERATURE: the highest logit, among equals the lowest id. Elsewhere
-        exponents are (logit - highest) / temperature and weights exp(exponent), in float32, so that no temperature
-        overflows. Tokens are ranked by logit, highest first, equals by ascending id. top_k keeps that many ranks; top_p
-        the fewest ranks whose weights sum to at least top_p times the sum of those that top_k kept (off at 1); min_p
-        drops weights below it, the highest weight being 1.
+        exponents are (logit - highest) / temperature, in float32, so that no temperature overflows, and weights
+        exp(exponent), the exact value rounded to float32. They are summed as int64, each weight times UNITS, rounded:
+        sums are exact and have no order, so that every kernel set draws the same. A weight that rounds to 0 there is 0.
+
+        Tokens are ranked by logit, highest first, equals by ascending id. top_k keeps that many ranks; top_p the fewest
+        ranks whose weights sum to at least top_p times the sum of those that top_k kept (off at 1); min_p drops weights
+        below it, the highest weight being 1.
 
         Of what these left, typical_p keeps tokens whose surprise, -log(probability), is near the expected one (off at
-        1). A token's distance is |exponent - mean|, mean being the weighted mean of the exponents. In order of
-        distance, equals by rank, it takes the fewest whose weights sum to at least typical_p times the sum of all, and
-        keeps these and all others as near as the last of them: at least one token, which need not be the likeliest.
+        1). A token's distance is |exponent - mean| in float64, mean being the weighted mean of the exponents: the sum
+        of weight times exponent, each rounded to 1 / UNITS too, over the sum of weights. In order of distance it takes
+        the fewest tokens whose weights sum to at least typical_p times the sum of all, and keeps these and all others
+        as near as the last of them: at least one token, which need not be the likeliest.
 
-        The token is the first, in ascending id, where the running
-        sum of the kept weights exceeds uniform times their sum: the inverse of the distribution function. Means,
-        distances and sums are in float64; sums over all kept tokens run in ascending id, those over ranks or distances
-        in their order.
+        The token is the first, in ascending id, where the running sum of the kept weights exceeds uniform times their
+        sum, rounded down: the inverse of the distribution function. A share of a sum is multiplied in float64.
         """

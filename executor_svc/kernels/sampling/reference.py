@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from executor_svc.kernels.sampling import GREEDY_TEMPERATURE
+from executor_svc.kernels.sampling import GREEDY_TEMPERATURE, UNITS
 
 
 def sample_tokens(
@@ -30,34 +30,35 @@ def _sample(
     if temperature < GREEDY_TEMPERATURE:
         return int(ids[0])
     exponents = (ranked - ranked[0]) / temperature
-    weights = torch.exp(exponents)
-    kept = len(weights) if top_k == 0 else min(top_k, len(weights))
+    weights = exponents.double().exp().float()
+    units = _units(weights.double())
+    kept = len(units) if top_k == 0 else min(top_k, len(units))
     if top_p < 1:
-        mass = weights[:kept].cumsum(0, dtype=torch.float64)
-        kept = int((mass < top_p * mass[-1]).sum()) + 1
-    weights[kept:] = 0
-    weights[weights < min_p] = 0
+        mass = units[:kept].cumsum(0)
+        kept = int((mass < _share(mass[-1], top_p)).sum()) + 1
+    units[kept:] = 0
+    units[weights < min_p] = 0
     if typical_p < 1:
-        weights[_atypical(exponents, weights, ids, typical_p)] = 0
-    distribution = _running_sum(weights, ids)
+        units[_atypical(exponents.double(), weights.double(), units, typical_p)] = 0
+    distribution = torch.zeros_like(units).scatter_(0, ids, units).cumsum(0)
     # uniform * sum can round up to the sum, which nothing exceeds.
-    below = torch.nextafter(distribution[-1], distribution.new_zeros(()))
-    threshold = torch.minimum(uniform * distribution[-1], below)
+    threshold = torch.minimum((uniform * distribution[-1].double()).long(), distribution[-1] - 1)
     return int((distribution <= threshold).sum())
 
 
-def _atypical(exponents: Tensor, weights: Tensor, ids: Tensor, typical_p: float) -> Tensor:
+def _atypical(exponents: Tensor, weights: Tensor, units: Tensor, typical_p: float) -> Tensor:
     """Which ranks typical_p drops, bool [V]; those of weight 0 it may keep."""
-    exponents, weights = exponents.to(torch.float64), weights.to(torch.float64)
-    alive = weights > 0
-    total = _running_sum(weights, ids)[-1]
-    mean = _running_sum(torch.where(alive, weights * exponents, 0.0), ids)[-1] / total
+    alive = units > 0
+    mean = _units(torch.where(alive, weights * exponents, 0.0)).sum().double() / units.sum().double()
     distances = torch.where(alive, (exponents - mean).abs(), torch.inf)
-    nearest = distances.sort(stable=True).indices
-    last = int((weights[nearest].cumsum(0) < typical_p * total).sum())
+    nearest = distances.argsort()
+    last = int((units[nearest].cumsum(0) < _share(units.sum(), typical_p)).sum())
     return distances > distances[nearest[last]]
 
 
-def _running_sum(values: Tensor, ids: Tensor) -> Tensor:
-    """Running sum in ascending id of values in the order of ids, float64 [V]."""
-    return torch.zeros_like(values).scatter_(0, ids, values).cumsum(0, dtype=torch.float64)
+def _units(values: Tensor) -> Tensor:
+    return (values * UNITS).round().long()
+
+
+def _share(total: Tensor, share: float) -> Tensor:
+    return (share * total.double()).ceil().long()

@@ -6,9 +6,12 @@ import torch
 
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.activation.reference import silu_and_mul
+from executor_svc.kernels.finite.reference import finite_rows
+from executor_svc.kernels.forbidden.reference import forbid_tokens
 from executor_svc.kernels.linear.reference import pack_linear
 from executor_svc.kernels.logit_bias.reference import add_logit_bias
 from executor_svc.kernels.logprobs.reference import gather_logprobs
+from executor_svc.kernels.noise.reference import uniform
 from executor_svc.kernels.norm.reference import add_rms_norm, rms_norm
 from executor_svc.kernels.paged_attention.reference import plan_attention
 from executor_svc.kernels.penalties.reference import apply_penalties
@@ -28,8 +31,11 @@ def build() -> KernelSet:
         silu_and_mul=silu_and_mul,
         rotary_write_kv=rotary_write_kv,
         plan_attention=plan_attention,
+        finite_rows=finite_rows,
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,
+        forbid_tokens=forbid_tokens,
+        uniform=uniform,
         sample_tokens=sample_tokens,
         gather_logprobs=gather_logprobs,
     )

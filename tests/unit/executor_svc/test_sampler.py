@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes_executor import make_sequence
+from fakes_executor import make_history, make_sequence
 
 from executor_svc.batch import NewSequence, SamplingParams
 from executor_svc.kernels import KernelSet, build_kernels
-from executor_svc.kernels.philox import uniform
+from executor_svc.kernels.noise.reference import uniform
 from executor_svc.kernels.sampling import GREEDY_TEMPERATURE
 from executor_svc.sampler import Sampler
 from executor_svc.sampler_state import SamplerState
@@ -34,7 +34,7 @@ class Recorder:
 
             return call
 
-        ops = ("add_logit_bias", "apply_penalties", "sample_tokens", "gather_logprobs")
+        ops = ("add_logit_bias", "apply_penalties", "forbid_tokens", "sample_tokens", "gather_logprobs")
         self.kernels: KernelSet = replace(real, **{name: recorded(name) for name in ops})
 
     def arguments(self, name: str) -> list[dict[str, Any]]:
@@ -50,12 +50,14 @@ def _sample(recorder: Recorder, *sequences: NewSequence) -> tuple[list[int], dic
     logits = torch.randn(len(sequences), VOCAB, generator=torch.Generator().manual_seed(1))
     raw = logits.clone()
     positions = np.array([len(sequence.token_ids) for sequence in sequences])
-    tokens, logprobs = Sampler(recorder.kernels).sample(logits, state, np.arange(len(sequences)), positions)
+    tokens, logprobs = Sampler(recorder.kernels).sample(
+        logits, state, np.arange(len(sequences)), positions, make_history(sequences)
+    )
     return tokens.tolist(), logprobs, raw
 
 
 def test_noise_comes_from_seed_choice_and_place_in_the_sequence() -> None:
-    """The draw's number is Philox of (seed, choice, index in prompt and output together); greedy rows draw none."""
+    """The draw's number is Philox of (seed, choice, index in prompt and output together)."""
     seed = 2**63 + 5
     random = SamplingParams(temperature=0.8, seed=seed)
     recorder = Recorder()
@@ -67,27 +69,30 @@ def test_noise_comes_from_seed_choice_and_place_in_the_sequence() -> None:
     )
     (call,) = recorder.arguments("sample_tokens")
     expected = uniform(np.full(2, seed, dtype=np.uint64), np.array([4, 0]), np.array([3, 5]))
-    assert call["uniform"].tolist() == [expected[0], 0.0, expected[1]]
+    assert call["uniform"][[0, 2]].tolist() == expected.tolist()
 
 
-def test_one_threshold_divides_greedy_from_random() -> None:
-    """E5: around the contract's 1e-5, to the last float32, a row has noise exactly where the op draws with it."""
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_one_threshold_divides_greedy_from_random(kernels: str) -> None:
+    """E5: around the contract's 1e-5, to the last float32, a row is drawn exactly where it has noise."""
     assert GREEDY_TEMPERATURE == 1e-5
     epsilon = np.float32(GREEDY_TEMPERATURE)
     below, above = np.nextafter(epsilon, np.float32([0, 1]))
-    recorder = Recorder()
     temperatures = [0.0, float(below), float(epsilon), float(above)]
     params = [SamplingParams(temperature=temperature, seed=3) for temperature in temperatures]
-    _sample(recorder, *(make_sequence(handle, [1], sampling=each) for handle, each in enumerate(params, 1)))
-    (call,) = recorder.arguments("sample_tokens")
-    assert call.pop("positional") == ()
-    assert (call["uniform"] > 0).tolist() == [False, False, True, True]
+    sequences = [make_sequence(handle, [1], sampling=each) for handle, each in enumerate(params, 1)]
+    recorder = Recorder()
+    _sample(recorder, *sequences)
+    _sample(recorder, *sequences[:2])
+    mixed, greedy = recorder.arguments("sample_tokens")
+    assert bool((mixed["uniform"][2:] > 0).all())
+    assert not greedy["uniform"].any()
     # Of two equal logits a greedy row takes the first, whatever its noise; a random one follows the noise.
-    for kernels in ("reference", "cpu"):
-        tokens = build_kernels(kernels).sample_tokens(
-            torch.zeros(4, 2), **{**call, "uniform": torch.full((4,), 0.9, dtype=torch.float64)}
-        )
-        assert tokens.tolist() == [0, 0, 1, 1]
+    mixed.pop("positional")
+    tokens = build_kernels(kernels).sample_tokens(
+        torch.zeros(4, 2), **{**mixed, "uniform": torch.full((4,), 0.9, dtype=torch.float64)}
+    )
+    assert tokens.tolist() == [0, 0, 1, 1]
 
 
 def test_parameters_reach_their_columns() -> None:
@@ -128,10 +133,11 @@ def test_penalties_and_masks_touch_their_own_rows() -> None:
         make_sequence(3, [1], min_tokens=1, stop_token_ids=tuple(range(49))),
     )
     (call,) = recorder.arguments("apply_penalties")
-    assert call["rows"].tolist() == [0, 0, 0]
-    assert dict(zip(call["token_ids"].tolist(), call["output_counts"].tolist(), strict=True)) == {7: 0, 8: 0, 9: 2}
-    strengths = [float(call[name][0]) for name in ("repetition", "presence", "frequency")]
-    assert strengths == [1.5, 0.25, -0.5]
+    assert call["slots"].tolist() == [0, 1, 2]
+    assert (call["num_prompt_tokens"].tolist(), call["num_tokens"].tolist()) == ([2, 2, 1], [4, 4, 1])
+    assert call["tokens"][0, :4].tolist() == [7, 8, 9, 9]
+    strengths = [call[name].tolist() for name in ("repetition", "presence", "frequency")]
+    assert strengths == [[1.5, 1, 1], [0.25, 0, 0], [-0.5, 0, 0]]
     _, logits, _ = recorder.calls[-1]
     changed = (logits != raw).nonzero().tolist()
     assert changed == [[0, 7], [0, 8], [0, 9], *([2, token] for token in range(49))]
@@ -148,8 +154,9 @@ def test_bias_comes_before_the_penalties() -> None:
         make_sequence(2, [1, 4], num_prompt_tokens=1, sampling=params),
     )
     (call,) = recorder.arguments("add_logit_bias")
-    places = zip(call["rows"].tolist(), call["token_ids"].tolist(), call["values"].tolist(), strict=True)
-    assert list(places) == [(1, 4, 3.0), (1, 2, -2.0)]
+    assert (call["begins"] == call["ends"]).tolist() == [True, False]
+    place = slice(int(call["begins"][1]), int(call["ends"][1]))
+    assert (call["token_ids"][place].tolist(), call["values"][place].tolist()) == ([4, 2], [3.0, -2.0])
     assert [name for name, _, _ in recorder.calls] == ["add_logit_bias", "apply_penalties", "sample_tokens"]
     _, biased, _ = recorder.calls[1]
     assert torch.equal(biased[1, [4, 2]], raw[1, [4, 2]] + torch.tensor([3.0, -2.0]))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes_executor import make_sequence
+from fakes_executor import make_history, make_sequence
 from processed import chi_square_excess, expected_token, processed_probabilities
 
 from executor_svc.batch import NewSequence, SamplingParams
 from executor_svc.kernels import build_kernels
-from executor_svc.kernels.philox import uniform
+from executor_svc.kernels.noise.reference import uniform
 from executor_svc.sampler import Sampler
 from executor_svc.sampler_state import SamplerState
 
@@ -56,7 +56,9 @@ def _sample(
         state.add(slot, sequence)
     positions = np.array([len(sequence.token_ids) for sequence in sequences])
     slots = np.arange(len(sequences))
-    tokens, logprobs = Sampler(build_kernels(kernels)).sample(logits.clone(), state, slots, positions)
+    tokens, logprobs = Sampler(build_kernels(kernels)).sample(
+        logits.clone(), state, slots, positions, make_history(sequences)
+    )
     noise = uniform(state.parameters["seed"], state.parameters["choice"], positions)
     return tokens.tolist(), noise.tolist(), logprobs
 
@@ -155,7 +157,7 @@ def test_draws_follow_the_processed_softmax(kernels: str, option: str) -> None:
     """Over thousands of draws at one seed the counts are those of transformers' processed distribution: Pearson's
     chi-square stays below its 99.9th percentile.
     """
-    count = 8000 if kernels == "cpu" else 1500
+    count = 8000 if kernels == "cpu" else 3000
     rng = np.random.default_rng(17)
     logits = torch.from_numpy(rng.normal(size=40) * 1.5).float()
     params = SamplingParams(**{"temperature": 1.0, "seed": 2024, **OPTIONS[option]})
@@ -168,11 +170,9 @@ def test_draws_follow_the_processed_softmax(kernels: str, option: str) -> None:
         min_tokens=9,
         stop_token_ids=(6, 10),
     )
-    state = SamplerState(1)
-    state.add(0, record)
-    slots = np.zeros(count, dtype=np.int64)
-    tokens, _ = Sampler(build_kernels(kernels)).sample(logits.repeat(count, 1), state, slots, np.arange(count))
-    counts = torch.bincount(torch.from_numpy(tokens), minlength=40)
+    # The same sequence as many choices of one request: each has noise of its own.
+    tokens, _, _ = _sample(kernels, logits.repeat(count, 1), [replace(record, choice=each) for each in range(count)])
+    counts = torch.bincount(torch.tensor(tokens), minlength=40)
     probabilities = processed_probabilities(logits, record)
     assert chi_square_excess(counts, probabilities) < 0
     # The same counts are not believed of a distribution that is a little warmer.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_svc.batch import NewSequence, SamplingParams
-from executor_svc.sampler_state import BadWords, SamplerState, TokenCounts, WantedPrompt
+from executor_svc.sampler_state import BadWords, SamplerState, WantedPrompt
 from executor_svc.sequence_state import ENDED, UNKNOWN, SequenceTable
 
 PENALIZED = SamplingParams(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.1)
@@ -91,50 +91,36 @@ def test_growth_keeps_everything() -> None:
     table.check_invariants()
 
 
-@given(
-    prompt=st.lists(st.integers(0, 12), max_size=30),
-    known=st.lists(st.integers(0, 12), max_size=30),
-    added=st.lists(st.integers(0, 60), max_size=60),
-)
-def test_counts_grow_as_they_are_rebuilt(prompt: list[int], known: list[int], added: list[int]) -> None:
-    """Counts kept token by token equal those built at once, and name every token of prompt and output once."""
-    grown = TokenCounts(np.array(prompt, dtype=np.int64), np.array(known, dtype=np.int64))
-    for token in added:
-        grown.add(token)
-    output = known + added
-    assert grown.as_dict() == {token: output.count(token) for token in {*prompt, *output}}
-    assert len(grown.token_ids) == len(grown.as_dict())
-
-
 @pytest.mark.parametrize(
-    ("sampling", "counted"),
+    ("sampling", "penalized"),
     [
-        (SamplingParams(temperature=0), None),
-        (SamplingParams(temperature=0, repetition_penalty=1.1), {1: 0, 2: 1, 3: 1}),
-        (SamplingParams(temperature=0, presence_penalty=0.5), {2: 1, 3: 1}),
-        (SamplingParams(temperature=0, frequency_penalty=-0.5), {2: 1, 3: 1}),
+        (SamplingParams(temperature=0), set()),
+        (SamplingParams(temperature=0, repetition_penalty=1.1), {0}),
+        (SamplingParams(temperature=0, presence_penalty=0.5), {0}),
+        (SamplingParams(temperature=0, frequency_penalty=-0.5), {0}),
     ],
 )
-def test_only_what_penalties_need_is_counted(sampling: SamplingParams, counted: dict[int, int] | None) -> None:
-    """Nothing is counted without penalties; presence and frequency see the output, repetition the prompt too."""
+def test_only_who_uses_penalties_is_penalized(sampling: SamplingParams, penalized: set[int]) -> None:
+    """Any one penalty marks its slot, until the sequence is gone."""
     state = SamplerState(1)
     state.add(0, make_sequence(1, [1, 2, 2, 3], num_prompt_tokens=2, sampling=sampling))
-    assert (state.counts[0].as_dict() if 0 in state.counts else None) == counted
+    assert state.penalized == penalized
+    state.remove(0)
+    assert not state.penalized
 
 
-def test_min_tokens_counts_the_output_that_is_there() -> None:
-    """A record with 2 of 4 min_tokens masks its stop tokens for 2 more tokens, one with 4 not at all."""
+def test_min_tokens_is_a_length() -> None:
+    """Stop tokens are kept with the length, prompt included, from which on they may be sampled, however much of the
+    output is there.
+    """
     state = SamplerState(2)
     state.add(0, make_sequence(1, [9, 9, 9], num_prompt_tokens=1, min_tokens=4, stop_token_ids=(1,)))
-    state.add(1, make_sequence(2, [9] * 5, num_prompt_tokens=1, min_tokens=4, stop_token_ids=(1,)))
-    assert list(state.masked_stops) == [0]
-    state.append([0, 1], [5, 5])
-    assert list(state.masked_stops) == [0]
-    state.append([0, 1], [5, 5])
-    assert not state.masked_stops
+    state.add(1, make_sequence(2, [9] * 7, num_prompt_tokens=3, min_tokens=4, stop_token_ids=(1,)))
+    assert state.parameters["min_length"].tolist() == [5, 7]
+    assert state.stops.slots == {0, 1}
 
 
-words = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
+words = st.lists(st.integers(0, 3), min_size=2, max_size=4).map(tuple)
 
 
 @given(
@@ -148,17 +134,23 @@ def test_bad_words_are_those_that_the_output_goes_on_to(
     """After every token, grown or built anew, the forbidden tokens are the last ones of the words whose others stand
     at the end of the output.
     """
-    grown, output = BadWords(bad_words, np.array(known, dtype=np.int64)), list(known)
+    grown, output = BadWords(bad_words, known), list(known)
     for token in [None, *added]:
         if token is not None:
             grown.add(token)
             output.append(token)
-        anew = BadWords(bad_words, np.array(output, dtype=np.int64))
-        longer = {word for word in bad_words if len(word) > 1 and tuple(output[1 - len(word) :]) == word[:-1]}
-        for state in (grown, anew):
-            assert state.always.tolist() == sorted({word[0] for word in bad_words if len(word) == 1})
-            assert state.completing.tolist() == sorted({word[-1] for word in longer})
-        assert grown.tail == anew.tail
+        completed = {word[-1] for word in bad_words if tuple(output[1 - len(word) :]) == word[:-1]}
+        assert grown.completing.tolist() == sorted(completed)
+        assert grown.progress == BadWords(bad_words, output).progress
+
+
+def test_bad_words_of_one_token_are_a_list() -> None:
+    """Words of one token are forbidden for good; longer ones alone are followed."""
+    state = SamplerState(2)
+    state.add(0, make_sequence(1, [7], sampling=SamplingParams(temperature=0, bad_words=((8,), (3,), (8,), (1, 2)))))
+    state.add(1, make_sequence(2, [7], sampling=SamplingParams(temperature=0, bad_words=((8,),))))
+    assert [state.forbidden.token_ids_of(slot).tolist() for slot in range(2)] == [[3, 8], [8]]
+    assert list(state.bad_words) == [0]
 
 
 def test_bad_words_do_not_begin_in_the_prompt() -> None:
@@ -179,7 +171,7 @@ def test_an_option_keeps_nothing_where_it_is_not_used() -> None:
 
 
 def _drift_bias(table: SequenceTable) -> None:
-    table.sampler.biases[0].values[0] = 2.0
+    table.sampler.biases.put(0, (4, 2), (1.0, 2.0))
 
 
 def _drift_words(table: SequenceTable) -> None:
@@ -199,15 +191,23 @@ def _drift_typical(table: SequenceTable) -> None:
 
 
 def _drift_bias_slot(table: SequenceTable) -> None:
-    table.sampler.biases[1] = table.sampler.biases[0]
+    table.sampler.biases.put(1, (4, 2), (1.0, -1.0))
 
 
-def _drift_count(table: SequenceTable) -> None:
-    table.sampler.counts[0].add(5)
+def _drift_penalties(table: SequenceTable) -> None:
+    table.sampler.penalized.remove(0)
 
 
 def _drift_mask(table: SequenceTable) -> None:
-    table.sampler.masked_stops[0].remaining -= 1
+    table.sampler.parameters["min_length"][0] -= 1
+
+
+def _drift_stops(table: SequenceTable) -> None:
+    table.sampler.stops.drop(0)
+
+
+def _drift_forbidden(table: SequenceTable) -> None:
+    table.sampler.forbidden.put(0, (3, 4))
 
 
 def _drift_parameters(table: SequenceTable) -> None:
@@ -227,13 +227,15 @@ def _drift_free(table: SequenceTable) -> None:
 
 
 def _drift_slot(table: SequenceTable) -> None:
-    table.sampler.counts[1] = table.sampler.counts[0]
+    table.sampler.penalized.add(1)
 
 
 @pytest.mark.parametrize(
     "drift",
     [
-        _drift_count,
+        _drift_penalties,
+        _drift_stops,
+        _drift_forbidden,
         _drift_mask,
         _drift_parameters,
         _drift_computed,

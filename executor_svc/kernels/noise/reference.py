@@ -1,24 +1,11 @@
-"""The noise of sampling: Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Parallel Random Numbers: As Easy as 1,
-2, 3").
-
-A counter-based generator has no state: the noise of a token is a function of its place alone, so a replayed,
-preempted or differently batched sequence draws the same. The place is
-
-    key     = (seed & 0xffffffff, seed >> 32)
-    counter = (choice, position, lane, 0)
-
-where position is the index that the drawn token will have in the whole sequence, prompt and output together, and lane
-numbers the independent draws for one token. Lane 0 picks the token. A uniform number takes 53 bits of the block: all
-of word 0 above the high 21 bits of word 1. Every kernel set draws by this rule.
-"""
+"""The noise, all rows at once in numpy."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-TOKEN_LANE = 0
-"""The lane that picks the token."""
+from executor_svc.kernels.noise import TOKEN_LANE
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -47,7 +34,7 @@ def uniform(
     positions: npt.NDArray[np.int64],
     lane: int = TOKEN_LANE,
 ) -> npt.NDArray[np.float64]:
-    """Return float64 [N], uniform in [0, 1): one number a row. choices and positions are in [0, 2^32)."""
+    """See Uniform."""
     counter = np.zeros((len(seeds), 4), dtype=np.uint32)
     counter[:, 0] = choices
     counter[:, 1] = positions

@@ -1,0 +1,18 @@
+// Logit bias: a few places a row.
+#include <cstdint>
+#include <limits>
+
+#include "../native/csrc/team.h"
+
+// logits is [rows, vocab], begins and ends [rows], all contiguous. See the contract.
+OCTAVO_EXPORT void octavo_add_logit_bias(float* logits, int64_t rows, int64_t vocab, const int64_t* token_ids,
+                                         const float* values, const int64_t* begins, const int64_t* ends) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = begins[r]; i < ends[r]; ++i) {
+      float* logit = logits + r * vocab + token_ids[i];
+      const float sum = *logit + values[i];
+      *logit = sum > kLargest ? kLargest : sum < -kLargest ? -kLargest : sum;
+    }
+  }
+}
