@@ -27,9 +27,7 @@ class AttentionStep:
 class SelfAttention:
     """Grouped-query attention (Ainslie et al. 2023) with rotary positions; Q, K and V come out of one product."""
 
-    def __init__(
-        self, qkv: Linear, output: Linear, *, head_dim: int, kernels: KernelSet
-    ) -> None:
+    def __init__(self, qkv: Linear, output: Linear, *, head_dim: int, kernels: KernelSet) -> None:
         self._qkv = qkv
         self._output = output
         self._scale = head_dim**-0.5
