@@ -121,6 +121,17 @@ UP = "`octavo up --help` lists what there is"
             "octavo up: error: there is no flag --kv-memry; did you mean --kv-memory?",
             UP,
         ),
+        (["up", "m", "--quiet"], "octavo up: error: there is no flag --quiet", UP),
+        (
+            ["complete", "x", "--temp", "0"],
+            "octavo complete: error: there is no flag --temp; did you mean --temperature?",
+            "`octavo complete --help` lists what there is",
+        ),
+        (
+            ["load", "--stop", "x"],
+            "octavo load: error: there is no flag --stop",
+            "`octavo load --help` lists what there is",
+        ),
         (["up", "m", "--bin", "x"], "octavo up: error: there is no flag --bin; did you mean --bind?", UP),
         (["up", "a", "b"], "octavo up: error: takes no 'b'", UP),
         (
@@ -189,68 +200,12 @@ def test_weights_that_are_gone_are_missed_before_anything_starts(
     assert "m.gguf is missing" in capsys.readouterr().err
 
 
-def test_a_bad_setting_is_named_by_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A flag of a service is checked by `up` itself; the model is prepared on the way."""
-    path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
-    assert main(["up", str(path), "--kv-memory", "lots"]) == 1
-    assert "--kv-memory='lots'" in capsys.readouterr().err
-    assert open_prepared(str(path)).name == "m"
-
-
 def test_prepare_says_where_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command prints the folder and the revision, and exits 0."""
     path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
     assert main(["prepare", str(path), "--output", str(tmp_path / "out")]) == 0
     model = open_prepared(str(tmp_path / "out"))
     assert f"prepared m in {tmp_path / 'out'}, revision {model.revision[:12]}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["chat"],
-        ["complete", "x"],
-        ["load"],
-        ["kv"],
-        ["requests"],
-        ["cancel", "1"],
-        ["bench"],
-        ["health", "127.0.0.1:1"],
-        ["pull", "m"],
-        ["up", "m"],
-        ["version"],
-    ],
-)
-def test_a_misspelt_variable_stops_every_command(
-    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A client would take its default and ask somebody else: it stops with the name and the likely one instead."""
-    monkeypatch.setenv("OCTAVO_ADRESS", "127.0.0.1:1")
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    assert ended.value.code == 2
-    told = "octavo: error: OCTAVO_ADRESS: no Octavo program knows this variable; did you mean OCTAVO_ADDRESS? "
-    assert capsys.readouterr() == ("", f"{told}Rename or unset it\n")
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("http://127.0.0.1:50051", "host:port without http://, is 'http://127.0.0.1:50051'"),
-        ("localhost:99999", "host:port with a port from 1 to 65535, is 'localhost:99999'"),
-        ("localhost", "host:port, is 'localhost'"),
-    ],
-)
-def test_an_address_that_is_none_is_told_apart(
-    address: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A scheme before it and a port beyond the last are named as such, from flag and variable alike."""
-    with pytest.raises(SystemExit):
-        main(["chat", "--address", address])
-    assert f"--address: must be {words}" in capsys.readouterr().err
-    monkeypatch.setenv("OCTAVO_ADDRESS", address)
-    assert main(["complete", "x"]) == 1
-    assert f"OCTAVO_ADDRESS: must be {words}" in capsys.readouterr().err
 
 
 def test_version_names_what_octavo_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,6 +270,18 @@ def test_the_ready_message_names_every_address() -> None:
     assert "operator's API at 127.0.0.1:50054" in message
     assert re.search(r"gateway +http://127\.0\.0\.1:9101/metrics", message)
     assert re.search(r"executor-0 +http://127\.0\.0\.1:9103/metrics", message)
+
+
+def test_what_is_printed_can_be_pasted_into_a_shell() -> None:
+    """Below the addresses all is comments and commands; the Python program reaches Python as it is."""
+    address = "127.0.0.1:50051"
+    _, mark, commands = ready_message("m", cell(address)).partition("# talk to it\n")
+    assert mark
+    subprocess.run(["bash", "-n"], input=commands, text=True, check=True)
+    _, mark, last = commands.partition("# the same chat from Python")
+    stand_in = f'python() {{ [ "$*" = - ] && cat; }}\n{mark}{last}'
+    done = subprocess.run(["bash"], input=stand_in, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == python_program(address)
 
 
 @pytest.mark.asyncio
