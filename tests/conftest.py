@@ -29,10 +29,14 @@ def pytest_configure() -> None:
     """Compile the kernels once, for the tests and the services they start, whatever home these are given."""
     if importlib.util.find_spec("torch") is None:
         return
+    from executor_svc.cpu_features import cpu_features
     from executor_svc.kernels.native.build import BUILT_AHEAD_IN, find_library
-    from executor_svc.kernels.native.isa import choose
+    from executor_svc.kernels.native.isa import emulating_amx, runnable
 
-    os.environ[BUILT_AHEAD_IN] = str(find_library(choose()).parent)
+    sets = runnable(cpu_features())
+    for isa in (emulating_amx(sets[-1]), *sets):
+        library = find_library(isa)
+    os.environ[BUILT_AHEAD_IN] = str(library.parent)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
