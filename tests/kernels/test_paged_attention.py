@@ -4,22 +4,19 @@ theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
+from attention_problem import Problem, Row
 from hypothesis import given
 from hypothesis import strategies as st
-from paged import ragged_metadata
-from torch import Tensor
+from instruction_sets import each_instruction_set
 
-from executor_svc.attention import AttentionMetadata
 from executor_svc.kernels import KERNEL_SETS, KernelSet, build_kernels
+from executor_svc.kernels.native.isa import InstructionSet
+from executor_svc.kernels.native.library import load_library
+from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
-Row = tuple[int, int]
-"""Query tokens, context tokens."""
-
 BATCHES: dict[str, list[Row]] = {
     "one token": [(1, 1)],
     "one stream": [(1, 33)],
@@ -34,67 +31,8 @@ HEADS = [(1, 1), (4, 4), (9, 3), (8, 1), (6, 2)]
 
 each_set = pytest.mark.parametrize("kernels", [build_kernels(name) for name in KERNEL_SETS], ids=KERNEL_SETS)
 cpu_set = build_kernels("cpu")
+"""Of the best instruction set; the others are below."""
 reference_set = build_kernels("reference")
-
-
-class Problem:
-    """A batch over caches that hold NaN everywhere but in the rows' own contexts, in scattered blocks."""
-
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        *,
-        heads: tuple[int, int] = (9, 3),
-        head_dim: int = 64,
-        block_size: int = 16,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        num_heads, num_kv_heads = heads
-        counts = [-(-context // block_size) for _, context in rows]
-        num_blocks = sum(counts) + 3
-        free = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
-        tables = [[free.pop() for _ in range(count)] for count in counts]
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        self.key_cache = torch.full(shape, torch.nan, dtype=dtype)
-        self.value_cache = torch.full(shape, torch.nan, dtype=dtype)
-        self.contexts: list[tuple[Tensor, Tensor]] = []
-        for table, (_, context) in zip(tables, rows, strict=True):
-            keys = torch.randn(context, num_kv_heads, head_dim, generator=generator).to(dtype)
-            values = torch.randn(context, num_kv_heads, head_dim, generator=generator).to(dtype)
-            slots = torch.tensor([table[i // block_size] * block_size + i % block_size for i in range(context)])
-            self.key_cache.view(-1, num_kv_heads, head_dim)[slots] = keys
-            self.value_cache.view(-1, num_kv_heads, head_dim)[slots] = values
-            self.contexts.append((keys, values))
-        total = sum(query for query, _ in rows)
-        # Part of a wider tensor, as it is in the model.
-        self.query = torch.randn(total, num_heads + 2, head_dim, generator=generator).to(dtype)[:, :num_heads]
-        self.scale = head_dim**-0.5
-        self.rows = rows
-        self.block_size = block_size
-        self.metadata: AttentionMetadata = ragged_metadata(
-            [(table, context - query, query) for table, (query, context) in zip(tables, rows, strict=True)], block_size
-        )
-
-    def run(self, kernels: KernelSet) -> Tensor:
-        with torch.inference_mode():
-            plan = kernels.plan_attention(self.metadata, self.block_size)
-            return plan(self.query, self.key_cache, self.value_cache, self.scale)
-
-    def dense(self) -> Tensor:
-        """Attention over each row's own tensors, in float64, one query token and head at a time."""
-        out = torch.empty(self.query.shape, dtype=torch.float64)
-        group = self.query.shape[1] // self.key_cache.shape[2]
-        token = 0
-        for (query_len, context_len), (keys, values) in zip(self.rows, self.contexts, strict=True):
-            for position in range(context_len - query_len, context_len):
-                for head in range(self.query.shape[1]):
-                    seen_keys = keys[: position + 1, head // group].double()
-                    weights = (self.scale * seen_keys @ self.query[token, head].double()).softmax(0)
-                    out[token, head] = weights @ values[: position + 1, head // group].double()
-                token += 1
-        return out
 
 
 @each_set
@@ -103,7 +41,7 @@ class Problem:
 def test_batches(kernels: KernelSet, batch: str, dtype: torch.dtype) -> None:
     """Every kind of ragged batch gives what dense float64 gives, though all memory around it is NaN."""
     problem = Problem(BATCHES[batch], heads=(6, 2), head_dim=16, dtype=dtype)
-    out = problem.run(kernels)
+    out = problem.run(kernels.plan_attention)
     assert out.dtype == dtype
     assert out.is_contiguous()
     torch.testing.assert_close(out.double(), problem.dense(), **TOLERANCES[dtype])
@@ -114,14 +52,18 @@ def test_batches(kernels: KernelSet, batch: str, dtype: torch.dtype) -> None:
 def test_cpu_head_shapes(heads: tuple[int, int], head_dim: int) -> None:
     """Any number of heads and any width, odd ones too, agree with the reference."""
     problem = Problem(BATCHES["mixed"], heads=heads, head_dim=head_dim)
-    torch.testing.assert_close(problem.run(cpu_set), problem.run(reference_set), **TOLERANCES[torch.float32])
+    torch.testing.assert_close(
+        problem.run(cpu_set.plan_attention), problem.run(reference_set.plan_attention), **TOLERANCES[torch.float32]
+    )
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 32])
 def test_cpu_block_sizes(block_size: int) -> None:
     """Any block size agrees with the reference."""
     problem = Problem(BATCHES["mixed"], block_size=block_size, head_dim=16)
-    torch.testing.assert_close(problem.run(cpu_set), problem.run(reference_set), **TOLERANCES[torch.float32])
+    torch.testing.assert_close(
+        problem.run(cpu_set.plan_attention), problem.run(reference_set.plan_attention), **TOLERANCES[torch.float32]
+    )
 
 
 @given(
@@ -132,7 +74,9 @@ def test_cpu_any_batch(rows: list[Row], decodes: list[int]) -> None:
     """Whatever rows come together, each gets what the reference gives it."""
     batch = [(query, query + before) for query, before in rows] + [(1, context) for context in decodes]
     problem = Problem(batch, heads=(4, 2), head_dim=8)
-    torch.testing.assert_close(problem.run(cpu_set), problem.run(reference_set), **TOLERANCES[torch.float32])
+    torch.testing.assert_close(
+        problem.run(cpu_set.plan_attention), problem.run(reference_set.plan_attention), **TOLERANCES[torch.float32]
+    )
 
 
 @each_set
@@ -140,7 +84,7 @@ def test_nothing_is_changed(kernels: KernelSet) -> None:
     """Caches and query keep their bits, NaN included: masking happens in copies."""
     problem = Problem(BATCHES["mixed"], head_dim=8)
     before = [t.clone() for t in (problem.query, problem.key_cache, problem.value_cache)]
-    problem.run(kernels)
+    problem.run(kernels.plan_attention)
     for tensor, copy in zip((problem.query, problem.key_cache, problem.value_cache), before, strict=True):
         assert torch.equal(tensor.contiguous().view(torch.int32), copy.contiguous().view(torch.int32))
 
@@ -149,7 +93,7 @@ def test_nothing_is_changed(kernels: KernelSet) -> None:
 def test_one_plan_serves_every_layer(kernels: KernelSet) -> None:
     """A plan used on one layer's memory and then on another's leaves no trace of the first."""
     first, second = (Problem(BATCHES["mixed"], head_dim=8, seed=seed) for seed in (1, 2))
-    second_alone = second.run(kernels)
+    second_alone = second.run(kernels.plan_attention)
     with torch.inference_mode():
         # The two problems differ in numbers and in block ids, not in shape: take the second's tables for both.
         plan = kernels.plan_attention(second.metadata, second.block_size)
@@ -164,7 +108,30 @@ def test_a_row_with_nan_harms_no_other(kernels: KernelSet) -> None:
     rows = BATCHES["decode, equal lengths"] + [(4, 20)]
     sound, poisoned = Problem(rows, head_dim=8), Problem(rows, head_dim=8)
     poisoned.value_cache[poisoned.metadata.block_tables[2, 0].item()] = torch.nan
-    expected, out = sound.run(kernels), poisoned.run(kernels)
+    expected, out = sound.run(kernels.plan_attention), poisoned.run(kernels.plan_attention)
     assert out[2].isnan().all()
     others = [0, 1, 3, 4, 5, 6, 7, 8]
     assert torch.equal(out[others], expected[others])
+
+
+@each_instruction_set
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((4, 4), 33), ((7, 1), 20), ((3, 1), 6), ((40, 2), 128)])
+def test_every_instruction_set(isa: InstructionSet, dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
+    """Each set's kernel gives what the reference gives, over one partition and several, whole tiles and rests."""
+    plan_attention = make_plan_attention(load_library(2, isa))
+    for name in ("mixed", "chunks", "decode, far apart"):
+        problem = Problem(BATCHES[name], heads=heads, head_dim=head_dim, dtype=dtype)
+        expected = problem.run(reference_set.plan_attention)
+        torch.testing.assert_close(problem.run(plan_attention), expected, **TOLERANCES[dtype])
+
+
+@each_instruction_set
+def test_large_scores(isa: InstructionSet) -> None:
+    """Scores far from zero neither overflow nor lose the softmax: all that counts is their distance to the largest."""
+    plan_attention = make_plan_attention(load_library(2, isa))
+    for factor in (-3000.0, 3000.0):
+        problem = Problem([(1, 300), (5, 70)], head_dim=8)
+        problem.key_cache[..., 0] += factor
+        expected = problem.run(reference_set.plan_attention)
+        torch.testing.assert_close(problem.run(plan_attention), expected, rtol=1e-3, atol=1e-3)
