@@ -14,7 +14,7 @@ namespace attention {
 namespace {
 
 // Products and sums for which waking the team does not pay.
-constexpr int64_t kAlone = 200 * 1000;
+constexpr int64_t kAlone = 64 * 1024;
 
 struct Layer {
   const void* query;  // tokens `query_stride` elements apart
