@@ -31,9 +31,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     """Run the demo. Raises ModelError, PlanError, StartError, ServiceError."""
     from octavo.home import octavo_home
+    from octavo.local.log_folder import log_folder
     from octavo.local.plan import PlanOptions, plan_cell
     from octavo.local.screen import Screen
-    from octavo.local.session import new_log_folder, run_cell
+    from octavo.local.session import run_cell
     from octavo.models.ensure import ensure_prepared
 
     model = ensure_prepared(args.model)
@@ -49,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
         extra=extra,
     )
     plan = plan_cell(model, options)
-    logs = new_log_folder(octavo_home())
     screen = Screen()
 
     async def ask_once() -> None:
         await ask(plan.gateway_address, args.question)
 
-    finished = asyncio.run(run_cell(plan, logs, screen.line, ask_once, progress=screen.progress))
+    with log_folder(octavo_home()) as logs:
+        finished = asyncio.run(run_cell(plan, logs, screen.line, ask_once, progress=screen.progress))
     return 0 if finished else _INTERRUPTED
 
 

@@ -54,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Raises ModelError, PlanError, StartError."""
     from octavo.home import octavo_home
     from octavo.local.hints import ready_message
+    from octavo.local.log_folder import log_folder
     from octavo.local.plan import PlanOptions, plan_cell
     from octavo.local.screen import Screen
-    from octavo.local.session import new_log_folder, run_cell
+    from octavo.local.session import run_cell
     from octavo.models.ensure import ensure_prepared
 
     options = PlanOptions(
@@ -72,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
     )
     model = ensure_prepared(args.model)
     plan = plan_cell(model, options)
-    logs = new_log_folder(octavo_home())
     screen = Screen()
+    with log_folder(octavo_home()) as logs:
 
-    async def until_a_signal() -> None:
-        print(f"\n{ready_message(model.name, plan)}\nlogs: {logs}", flush=True)
-        await asyncio.Event().wait()
+        async def until_a_signal() -> None:
+            print(f"\n{ready_message(model.name, plan)}\nlogs: {logs}", flush=True)
+            await asyncio.Event().wait()
 
-    asyncio.run(run_cell(plan, logs, screen.line, until_a_signal, progress=screen.progress))
+        asyncio.run(run_cell(plan, logs, screen.line, until_a_signal, progress=screen.progress))
     return 0

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import shutil
 import signal
 from collections.abc import Callable, Coroutine
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from octavo.local.plan import CellPlan
 from octavo.local.supervisor import Probe, ProgressReporter, Reporter, Supervisor
 
-_KEPT_RUNS = 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Use = Callable[[], Coroutine[Any, Any, None]]
@@ -83,15 +78,3 @@ async def _wait_until_serving(address: str) -> None:
     from octavo.local.probe import wait_until_serving
 
     await wait_until_serving(address)
-
-
-def new_log_folder(home: Path) -> Path:
-    """Make and return the folder for one run's logs, `home`/logs/TIME-PID. The last ten runs are kept."""
-    logs = home / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    for old in sorted(path for path in logs.iterdir() if path.is_dir())[: 1 - _KEPT_RUNS]:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(old)
-    folder = logs / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}"
-    folder.mkdir()
-    return folder

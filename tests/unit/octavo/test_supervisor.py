@@ -18,7 +18,7 @@ from octavo.local import supervisor as supervisor_module
 from octavo.local.log_lines import last_lines, readable
 from octavo.local.plan import CellPlan, ServicePlan
 from octavo.local.probe import wait_until_serving
-from octavo.local.session import new_log_folder, run_cell
+from octavo.local.session import run_cell
 from octavo.local.supervisor import StartError, Supervisor
 
 FAKE = Path(__file__).with_name("fake_service.py")
@@ -246,16 +246,3 @@ def test_log_records_are_shown_as_text_and_anything_else_as_it_is(tmp_path: Path
     (tmp_path / "x.log").write_bytes(b"one\ntwo\nthree \xff\n")
     assert last_lines(tmp_path / "x.log", 2) == ["two", "three \N{REPLACEMENT CHARACTER}"]
     assert last_lines(tmp_path / "none.log", 2) == []
-
-
-def test_logs_of_the_last_ten_runs_are_kept(tmp_path: Path) -> None:
-    """An eleventh run removes the oldest folder and touches nothing else in there."""
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "note.txt").write_text("mine")
-    for day in range(10, 22):
-        (tmp_path / "logs" / f"202001{day}-000000-1").mkdir()
-    newest = new_log_folder(tmp_path)
-    left = sorted(path.name for path in (tmp_path / "logs").iterdir())
-    assert len(left) == 11
-    assert left[0] == "20200113-000000-1"
-    assert {newest.name, "note.txt"} <= set(left)
