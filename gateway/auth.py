@@ -70,7 +70,8 @@ def read_api_keys(file: Path) -> ApiKeys:
             continue
         where = f"{file}, line {number}"
         if len(words) != 2:
-            raise ApiKeysError(f"{where}: must be a tenant and a key, with a space between, has {len(words)} words")
+            counted = "1 word" if len(words) == 1 else f"{len(words)} words"
+            raise ApiKeysError(f"{where}: must be a tenant and a key, with a space between, has {counted}")
         tenant, key = words
         if len(tenant) > MAX_TENANT_CHARACTERS or not tenant.isprintable():
             raise ApiKeysError(f"{where}: a tenant has at most {MAX_TENANT_CHARACTERS} printable characters")

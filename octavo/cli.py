@@ -25,7 +25,7 @@ from octavo.commands import (
     version,
 )
 from octavo.rpc.settings import SettingsError, check_variable_names, stop_with
-from octavo.settings import known_variables
+from octavo.settings import known_variables, wrong_client_variables
 from octavo.terminal.streams import drop_output, prepare_streams
 from octavo.terminal.usage import Parser
 
@@ -45,20 +45,23 @@ each service also runs alone, one per machine or pod:
 
 OCTAVO_HOME is where models, compiled kernels and logs are kept [default: ~/.cache/octavo].
 """
-_FAILED = 1
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 """What a shell reports for a program that SIGPIPE ended, which is how `| head` ends most programs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 1 where it failed, 2 for bad usage, 130 where it was interrupted."""
+    """Run one command and return its exit code: 1 where it failed, 2 for bad usage, which a wrong value of a flag or
+    variable is too, 130 where it was interrupted.
+    """
     prepare_streams()
     args = _parser().parse_args(argv)
-    # The doctor names every misspelt variable itself.
+    # The doctor names every misspelt or bad variable itself.
     if args.run is not doctor.run:
         try:
             check_variable_names(os.environ, known_variables())
+            for _, wrong in wrong_client_variables(os.environ):
+                raise SettingsError(wrong)
         except SettingsError as error:
             stop_with("octavo", error)
     try:
@@ -83,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except OSError:  # it may be what failed
             drop_output()
-        return _FAILED
+        return explained.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

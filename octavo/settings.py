@@ -6,9 +6,11 @@ They stand together so that each program can tell another program's OCTAVO_* var
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from octavo.rpc.settings import (
@@ -16,6 +18,7 @@ from octavo.rpc.settings import (
     SettingsError,
     SettingsType,
     parse_address,
+    parse_api_key,
     parse_bytes,
     read,
     setting,
@@ -32,6 +35,12 @@ HTTP_PORT = 8000
 GATEWAY_METRICS_PORT = 9101
 SCHEDULER_METRICS_PORT = 9102
 EXECUTOR_METRICS_PORT = 9103
+# What the services have, told here so that whoever starts them can check a name at once; a test compares the two.
+POLICIES = ("fcfs", "priority", "shortest-first")
+DEVICES = ("cpu",)
+KERNEL_SETS = ("reference", "cpu")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,A-Z]+")
+_CLASS = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 def _metrics_port(default: int) -> int:
@@ -51,6 +60,43 @@ def _parse_list(text: str) -> tuple[str, ...]:
     if not all(parts):
         raise ValueError("a list with commas between its parts, none of them empty")
     return parts
+
+
+def _parse_origins(text: str) -> tuple[str, ...]:
+    """Return origins as browsers write them: a scheme and a host, in lower case, without a slash behind."""
+    origins = _parse_list(text)
+    if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in origins):
+        raise ValueError(
+            "* or a list of origins as browsers send them, such as https://example.org,http://localhost:3000"
+        )
+    return origins
+
+
+def _parse_file(text: str) -> str:
+    """Return the path of a file, which is there."""
+    if Path(text).is_dir() or not os.access(text, os.R_OK):
+        raise ValueError("a file that can be read")
+    return text
+
+
+def _parse_addresses(text: str) -> str:
+    """Return addresses with commas between them as they are."""
+    addresses = [part for part in map(str.strip, text.split(",")) if part]
+    for address in addresses:
+        try:
+            parse_address(address)
+        except ValueError as error:
+            raise ValueError(f"host:port, or several with commas between; {address!r} is not {error}") from None
+    if not addresses:
+        raise ValueError("host:port, or several with commas between")
+    return text
+
+
+def _parse_policy(text: str) -> str:
+    """Return the name of a policy."""
+    if text not in POLICIES and not _CLASS.fullmatch(text):
+        raise ValueError(f"one of {', '.join(POLICIES)}, or package.module:Class")
+    return text
 
 
 @dataclass(frozen=True)
@@ -84,10 +130,14 @@ class GatewaySettings(Settings):
         None, parse=_parse_list, help="further names that requests may call the model by: NAME,NAME,..."
     )
     cors_origins: tuple[str, ...] | None = setting(
-        None, parse=_parse_list, help="origins whose web pages may use the HTTP API: https://HOST,... or * for all"
+        None, parse=_parse_origins, help="origins whose web pages may use the HTTP API: https://HOST,... or * for all"
     )
-    api_keys: str | None = setting(None, help="file of API keys, lines of tenant and key; default: nobody needs a key")
-    chat_template: str | None = setting(None, help="file of a Jinja chat template, in place of the model's own")
+    api_keys: str | None = setting(
+        None, parse=_parse_file, help="file of API keys, lines of tenant and key; default: nobody needs a key"
+    )
+    chat_template: str | None = setting(
+        None, parse=_parse_file, help="file of a Jinja chat template, in place of the model's own"
+    )
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
@@ -102,13 +152,18 @@ class SchedulerSettings(Settings):
     executors: str = setting(
         f"127.0.0.1:{EXECUTOR_PORT}",
         per_program=True,
+        parse=_parse_addresses,
         help="executors: host:port,host:port,... or one DNS name:port whose every address is an executor",
     )
     bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
     port: int = setting(SCHEDULER_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
     metrics_port: int = _metrics_port(SCHEDULER_METRICS_PORT)
     depth: int = setting(2, least=1, most=8, help="steps in flight on each executor; 1 waits for each result")
-    policy: str = setting("fcfs", help="order of requests: fcfs, priority, shortest-first, or package.module:Class")
+    policy: str = setting(
+        "fcfs",
+        parse=_parse_policy,
+        help="order of requests: fcfs, priority, shortest-first, or package.module:Class",
+    )
     reserve: float = setting(
         0.0, least=0, most=0.9, help="share of KV blocks, rows and step budget kept for short newcomers; 0: none"
     )
@@ -142,13 +197,13 @@ class ExecutorSettings(Settings):
     bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
     port: int = setting(EXECUTOR_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
     metrics_port: int = _metrics_port(EXECUTOR_METRICS_PORT)
-    device: str = setting("cpu", help="device to run on: cpu")
+    device: str = setting("cpu", choices=DEVICES, help="device to run on: cpu")
     dtype: str = setting(
         "auto",
         choices=("auto", "float32", "bfloat16"),
         help="type of weights and KV; auto: bfloat16 where the CPU computes it",
     )
-    kernels: str = setting("cpu", help="kernel set: reference or cpu")
+    kernels: str = setting("cpu", choices=KERNEL_SETS, help="kernel set: reference or cpu")
     deterministic: bool = setting(
         False, help="start only if every result is bit-equal whatever else is in a batch; set cpu always is"
     )
@@ -168,16 +223,13 @@ class ExecutorSettings(Settings):
 
 
 ALL_SETTINGS: tuple[type[Settings], ...] = (GatewaySettings, SchedulerSettings, ExecutorSettings)
-OTHER_VARIABLES = frozenset(
-    {
-        "OCTAVO_HOME",
-        "OCTAVO_ADDRESS",
-        "OCTAVO_ADMIN_ADDRESS",
-        "OCTAVO_API_KEY",
-        "OCTAVO_CPU_ISA",
-        "OCTAVO_KERNELS_DIR",
-    }
-)
+CLIENT_VARIABLES: Mapping[str, Callable[[str], str]] = {
+    "OCTAVO_ADDRESS": parse_address,
+    "OCTAVO_ADMIN_ADDRESS": parse_address,
+    "OCTAVO_API_KEY": parse_api_key,
+}
+"""Variables of clients, each with what takes its value or raises ValueError. Empty is as good as unset."""
+OTHER_VARIABLES = frozenset({"OCTAVO_HOME", "OCTAVO_CPU_ISA", "OCTAVO_KERNELS_DIR", *CLIENT_VARIABLES})
 """Variables outside the services' settings. OCTAVO_HOME: where `octavo pull` keeps models (see octavo.models).
 OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where clients find a gateway, host:port. OCTAVO_API_KEY: what they show it.
 OCTAVO_CPU_ISA and OCTAVO_KERNELS_DIR: see executor_svc.kernels.native."""
@@ -186,6 +238,19 @@ OCTAVO_CPU_ISA and OCTAVO_KERNELS_DIR: see executor_svc.kernels.native."""
 def known_variables() -> frozenset[str]:
     """Return every OCTAVO_* variable that means something to some program."""
     return OTHER_VARIABLES.union(*(variables_of(each) for each in ALL_SETTINGS))
+
+
+def wrong_client_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each client's variable that has no such value, and a sentence that names it."""
+    for name, parse in CLIENT_VARIABLES.items():
+        if not (value := environ.get(name, "")):
+            continue
+        try:
+            parse(value)
+        except ValueError as error:
+            # A key is nobody's to see, not even a wrong one.
+            shown = "" if parse is parse_api_key else f", is {value!r}"
+            yield name, f"{name}: must be {error}{shown}"
 
 
 def load(

@@ -5,13 +5,25 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MARKS = ("--", "OCTAVO_")
+"""What all flags and all variables begin with, so that it is no likeness."""
+_LIKE = 0.7
+"""Below this share of common characters a word is another one, and naming it would mislead."""
+
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word most like `word`, or else the first that begins with it; None where there is neither."""
-    words = sorted(known)
-    like = difflib.get_close_matches(word, words, n=1)
-    longer = [each for each in words if len(word) > 2 and each.startswith(word)]
-    return next(iter(like + longer), None)
+    """Return the first known word that begins with `word`, else the one most like it; None where there is neither."""
+    wanted = _bare(word)
+    bare = {_bare(each): each for each in sorted(known, reverse=True)}
+    longer = [each for each in sorted(bare) if len(wanted) > 1 and each.startswith(wanted)]
+    like = difflib.get_close_matches(wanted, sorted(bare), n=1, cutoff=_LIKE)
+    return next((bare[each] for each in longer + like), None)
+
+
+def _bare(word: str) -> str:
+    for mark in _MARKS:
+        word = word.removeprefix(mark)
+    return word
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -251,7 +251,7 @@ class Engine:
         raise ServiceError(
             grpc.StatusCode.NOT_FOUND,
             "EXECUTOR_NOT_FOUND",
-            f"no executor at {address!r} is in session; GetLoad lists those that are",
+            f"no executor at {address!r} is in session; `octavo load` (GetLoad) lists those that are",
             metadata={"executor": address},
         )
 

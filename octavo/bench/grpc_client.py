@@ -11,6 +11,7 @@ from octavo.bench.target import Clock, GenerationOptions, TargetInfo
 from octavo.client.errors import START_HINT
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import ServiceError, from_rpc_error
+from octavo.terminal.api_key import API_KEY_HINT
 from octavo.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 _ASK_SECONDS = 20.0
@@ -19,8 +20,15 @@ _ASK_SECONDS = 20.0
 class GrpcTarget:
     """One or more gateways; requests go to them in turn, each over one connection."""
 
-    def __init__(self, addresses: Sequence[str], options: GenerationOptions, clock: Clock) -> None:
-        """`addresses` are host:port. Make it on the event loop."""
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        options: GenerationOptions,
+        clock: Clock,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """`addresses` are host:port; `metadata` goes with each call, for a key. Make it on the event loop."""
+        self._metadata = tuple(metadata)
         self._addresses = tuple(addresses)
         self._options = options
         self._clock = clock
@@ -64,7 +72,7 @@ class GrpcTarget:
         stub = self._stubs[record.index % len(self._stubs)]
         clock, stamps, delta_tokens = self._clock, record.stamps, record.delta_tokens
         is_whole = False
-        call = stub.Generate(message, timeout=self._options.timeout)
+        call = stub.Generate(message, timeout=self._options.timeout, metadata=self._metadata)
         try:
             # read() costs less than iteration, which puts a generator of its own between.
             while (event := await call.read()) is not grpc.aio.EOF:
@@ -118,7 +126,9 @@ class GrpcTarget:
             request.text = text
             request.add_special_tokens = False
         try:
-            answer: inference_pb2.TokenizeResponse = await self._stubs[0].Tokenize(request, timeout=_ASK_SECONDS)
+            answer: inference_pb2.TokenizeResponse = await self._stubs[0].Tokenize(
+                request, timeout=_ASK_SECONDS, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             raise _unusable(self._addresses[0], from_rpc_error(error)) from None
         return answer
@@ -126,7 +136,9 @@ class GrpcTarget:
     async def _find_model(self, address: str, channel: grpc.aio.Channel) -> model_pb2.Model:
         request = model_pb2.ListModelsRequest(page_size=1000)
         try:
-            answer = await model_pb2_grpc.ModelServiceStub(channel).ListModels(request, timeout=_ASK_SECONDS)
+            answer = await model_pb2_grpc.ModelServiceStub(channel).ListModels(
+                request, timeout=_ASK_SECONDS, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             raise _unusable(address, from_rpc_error(error)) from None
         models = {model.name: model for model in answer.models}
@@ -149,4 +161,5 @@ def _unusable(address: str, error: ServiceError) -> BenchError:
             f"no gateway answers at {address} ({error.code.name})",
             f"{START_HINT}, --address HOST:PORT names another place",
         )
-    return BenchError(f"{address} cannot be measured: {error.code.name}: {error.message}")
+    hint = API_KEY_HINT if error.code is grpc.StatusCode.UNAUTHENTICATED else None
+    return BenchError(f"{address} cannot be measured: {error.code.name}: {error.message}", hint)

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.client.client_rpcs import ADMIN_SERVICE, INFERENCE_SERVICE
 from octavo.client.errors import START_HINT, UnavailableError, invalid, unavailable
 from octavo.rpc.channel import open_channel, open_sync_channel
-from octavo.rpc.settings import parse_address
+from octavo.rpc.settings import parse_address, parse_api_key
 from octavo.settings import ADMIN_PORT, GATEWAY_PORT
 
 HOST = "127.0.0.1"
@@ -79,17 +79,24 @@ def given_address(api: Api, environ: Mapping[str, str] | None = None) -> str | N
 
 
 def given_api_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the API key that the environment holds; None where it holds none."""
-    return (os.environ if environ is None else environ).get(API_KEY_VARIABLE) or None
+    """Return the API key that the environment holds; None where it holds none. Raises InvalidArgumentError."""
+    key = (os.environ if environ is None else environ).get(API_KEY_VARIABLE)
+    return _checked_key(key, API_KEY_VARIABLE) if key else None
 
 
-def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that carries a key. Raises InvalidArgumentError for what cannot be one, without saying it."""
-    if api_key is None:
-        return ()
-    if not (api_key and api_key.isascii() and api_key.isprintable() and " " not in api_key):
-        raise invalid("api_key", "must be printable ASCII without spaces")
-    return (("authorization", f"Bearer {api_key}"),)
+def key_metadata(api_key: str | None, source: str = "api_key") -> tuple[tuple[str, str], ...]:
+    """Return the metadata that carries a key.
+
+    Raises InvalidArgumentError, naming `source` but never the key, for what cannot be one.
+    """
+    return () if api_key is None else (("authorization", f"Bearer {_checked_key(api_key, source)}"),)
+
+
+def _checked_key(api_key: str, source: str) -> str:
+    try:
+        return parse_api_key(api_key)
+    except ValueError as error:
+        raise invalid(source, f"must be {error}") from None
 
 
 def local_addresses(api: Api) -> list[str]:
@@ -97,14 +104,26 @@ def local_addresses(api: Api) -> list[str]:
     return [f"{HOST}:{port}" for port in api.ports]
 
 
-async def probe(api: Api, address: str, timeout: float = PROBE_TIMEOUT) -> Endpoint | None:
-    """Ask one address; None where the API is not there or does not answer within `timeout` seconds."""
+async def ask(api: Api, address: str, timeout: float = PROBE_TIMEOUT) -> Endpoint | None:
+    """Ask one address; None where the API is not there. Raises TimeoutError where nothing answers in `timeout` seconds:
+    that may be a service which is busy or halted, as well as a program that speaks another protocol.
+    """
     async with open_channel(address) as channel:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(_question(api), timeout=timeout)
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from None
             return None
     return Endpoint(address, _is_serving(answer))
+
+
+async def probe(api: Api, address: str, timeout: float = PROBE_TIMEOUT) -> Endpoint | None:
+    """As `ask`, and None too where nothing answers within `timeout` seconds."""
+    try:
+        return await ask(api, address, timeout)
+    except TimeoutError:
+        return None
 
 
 async def find_all(api: Api, addresses: Iterable[str] | None = None, timeout: float = PROBE_TIMEOUT) -> list[Endpoint]:

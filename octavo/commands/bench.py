@@ -84,7 +84,10 @@ def _add_target_flags(group: argparse._ArgumentGroup) -> None:
     where.add_argument(
         "--url", metavar="URL", help="base URL of an OpenAI-compatible server instead, such as http://127.0.0.1:8000/v1"
     )
-    group.add_argument("--api-key", metavar="KEY", help="for --url [default: OPENAI_API_KEY]")
+    group.add_argument(
+        "--api-key", metavar="KEY",
+        help="where one is asked for [default: OCTAVO_API_KEY; with --url OPENAI_API_KEY]",
+    )  # fmt: skip
     group.add_argument("--model", default="", metavar="NAME", help="[default: the only one served]")
     group.add_argument(
         "--api", choices=("completions", "chat"), default="completions",
@@ -252,12 +255,14 @@ async def _open_target(args: argparse.Namespace, options: GenerationOptions, clo
         api_key = args.api_key if args.api_key is not None else os.environ.get("OPENAI_API_KEY", "")
         return HttpTarget(args.url, options, clock, api_key=api_key)
     from octavo.bench.grpc_client import GrpcTarget
-    from octavo.client.discovery import GATEWAY, checked_address, find
+    from octavo.client.discovery import GATEWAY, checked_address, find, given_api_key, key_metadata
 
+    key = args.api_key if args.api_key is not None else given_api_key()
+    metadata = key_metadata(key, "--api-key")
     if args.address is None:
-        return GrpcTarget([await find(GATEWAY)], options, clock)
+        return GrpcTarget([await find(GATEWAY)], options, clock, metadata)
     addresses = [checked_address(address.strip(), "--address") for address in args.address.split(",")]
-    return GrpcTarget(addresses, options, clock)
+    return GrpcTarget(addresses, options, clock, metadata)
 
 
 def _parsed(parse: Callable[[str], _Value], text: str) -> _Value:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     options = options_of(args)
     with asyncio.Runner() as runner:
-        client = octavo.AsyncClient(args.address)
+        client = octavo.AsyncClient(args.address, api_key=args.api_key)
         try:
             model = choose(runner.run(client.list_models(timeout=_CONNECT_TIMEOUT)), args.model)
             options["model"] = model.name

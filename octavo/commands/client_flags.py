@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.commands.numbers import number, text, whole_number
-from octavo.rpc.settings import parse_address
+from octavo.rpc.settings import parse_address, parse_api_key
 
 if TYPE_CHECKING:
     from octavo.client.types import GenerateOptions
@@ -25,6 +25,7 @@ _SAMPLING: tuple[tuple[str, Callable[[str], float], str, str], ...] = (
     ("max_tokens", whole_number(1, _MOST_TOKENS), "N", "most tokens to write"),
     ("min_tokens", whole_number(0, _MOST_TOKENS), "N", "fewest tokens to write"),
 )
+_MOST_STOP_CHARACTERS = 1024
 _SECONDS = number(0.001, 86_400)
 _SCHEDULING: tuple[tuple[str, Callable[[str], object], str, str], ...] = (
     ("priority", whole_number(-100, 100), "N", "-100 to 100: higher goes first where the policy is `priority`"),
@@ -43,6 +44,18 @@ def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         help="the gateway [default: OCTAVO_ADDRESS, else the first that serves on this machine]",
     )
     parser.add_argument("--model", metavar="NAME", help="the model, where the gateway serves several")
+    add_api_key_flag(parser)
+
+
+def add_api_key_flag(parser: argparse._ActionsContainer, note: str = "") -> None:
+    """Declare the key. `note`: what else is to be known of it."""
+    parser.add_argument(
+        "--api-key",
+        type=_api_key,
+        metavar="KEY",
+        help=f"for a gateway that asks for one{note}; other users of this machine can read a flag, not a variable "
+        "[default: OCTAVO_API_KEY]",
+    )
 
 
 def add_admin_flags(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +81,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None =
             default = max_tokens
             meaning += f" [default: {max_tokens or 'what is left of the context'}]"
         group.add_argument(f"--{name.replace('_', '-')}", type=parse, default=default, metavar=metavar, help=meaning)
+    group.add_argument(
+        "--stop",
+        action="append",
+        type=text(_MOST_STOP_CHARACTERS),
+        metavar="TEXT",
+        help="stop before this text; can be given 16 times",
+    )
     group.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop where the model would")
     _add_scheduling_flags(parser)
 
@@ -84,9 +104,16 @@ def _add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
 
 def options_of(args: argparse.Namespace) -> GenerateOptions:
     """Return what the user gave of model, sampling, scheduling and cache, as `AsyncClient.generate` takes it."""
-    names = ("model", "ignore_eos", "bypass_cache", *(name for name, *_ in (*_SAMPLING, *_SCHEDULING)))
+    names = ("model", "stop", "ignore_eos", "bypass_cache", *(name for name, *_ in (*_SAMPLING, *_SCHEDULING)))
     given = {name: getattr(args, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}  # type: ignore[return-value]
+
+
+def _api_key(text: str) -> str:
+    try:
+        return parse_api_key(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be {error}") from None
 
 
 def address(text: str) -> str:

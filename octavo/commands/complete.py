@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
         from octavo.terminal.errors import CommandError
 
         raise CommandError("there is nothing to continue", "give PROMPT or pipe a text")
-    answer = asyncio.run(complete(args.address, prompt, options_of(args)))
+    answer = asyncio.run(complete(args.address, args.api_key, prompt, options_of(args)))
     if args.stats:
         print(f"{answer.figures()}, seed {answer.seed}", file=sys.stderr)
     return 0
 
 
-async def complete(address: str | None, prompt: str, options: GenerateOptions) -> Answer:
+async def complete(address: str | None, api_key: str | None, prompt: str, options: GenerateOptions) -> Answer:
     """Stream the continuation of `prompt` to the standard output. Raises ServiceError, BrokenPipeError."""
     import sys
 
@@ -67,7 +67,7 @@ async def complete(address: str | None, prompt: str, options: GenerateOptions) -
         sys.stdout.write(printable(text) if is_terminal else text)
         sys.stdout.flush()
 
-    async with octavo.AsyncClient(address) as client:
+    async with octavo.AsyncClient(address, api_key=api_key) as client:
         try:
             await stream_answer(client.generate(prompt, **options), answer, write)
         finally:

@@ -32,12 +32,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo. Raises ModelError, PlanError, StartError, ServiceError."""
     from octavo.home import octavo_home
     from octavo.local.log_folder import log_folder
-    from octavo.local.plan import PlanOptions, plan_cell
+    from octavo.local.plan import PlanOptions, check_settings, plan_cell
     from octavo.local.screen import Screen
     from octavo.local.session import run_cell
     from octavo.models.ensure import ensure_prepared
 
-    model = ensure_prepared(args.model)
     extra = given_settings(args)
     options = PlanOptions(
         args.executors,
@@ -49,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         metrics_port=0,
         extra=extra,
     )
+    check_settings(options)
+    model = ensure_prepared(args.model)
     plan = plan_cell(model, options)
     screen = Screen()
 

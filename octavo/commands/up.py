@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.home import octavo_home
     from octavo.local.hints import ready_message
     from octavo.local.log_folder import log_folder
-    from octavo.local.plan import PlanOptions, plan_cell
+    from octavo.local.plan import PlanOptions, check_settings, plan_cell
     from octavo.local.screen import Screen
     from octavo.local.session import run_cell
     from octavo.models.ensure import ensure_prepared
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_port=args.metrics_port,
         bind=args.bind,
     )
+    check_settings(options)
     model = ensure_prepared(args.model)
     plan = plan_cell(model, options)
     screen = Screen()

@@ -30,6 +30,10 @@ class PlanError(Exception):
         self.hint = hint
 
 
+class BadSettingError(PlanError):
+    """A flag or variable has a value that no machine could start a cell with: bad usage, and no failure."""
+
+
 @dataclass(frozen=True)
 class ServicePlan:
     """One process: what to run, the host:port at which its health is asked, and that of its metrics page."""
@@ -77,10 +81,18 @@ class PlanOptions:
     extra: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+def check_settings(options: PlanOptions, environ: Mapping[str, str] | None = None) -> None:
+    """Read every flag and variable as the services will, before a model is fetched. Raises BadSettingError."""
+    environ = os.environ if environ is None else environ
+    for settings_class in (GatewaySettings, SchedulerSettings, ExecutorSettings):
+        needs_model = any(each.name == "model" for each in fields_of(settings_class))
+        _read(settings_class, [*_given(settings_class, options), *(["--model", "any"] if needs_model else [])], environ)
+
+
 def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, str] | None = None) -> CellPlan:
     """Return the processes that serve `model`, every flag checked and every port free.
 
-    Raises PlanError: a bad flag or variable by its name, all taken ports by their numbers and flags.
+    Raises BadSettingError with the name of a flag or variable, PlanError with all taken ports and their flags.
     """
     environ = os.environ if environ is None else environ
     named = ["--model", str(model.path)]
@@ -144,7 +156,7 @@ def _read(settings_class: type[SettingsType], flags: Sequence[str], environ: Map
     try:
         return read(settings_class, flags, environ, known_variables())
     except SettingsError as error:
-        raise PlanError(str(error)) from None
+        raise BadSettingError(str(error)) from None
 
 
 def _check_length(executor: ExecutorSettings, model: PreparedModel, options: PlanOptions) -> None:
@@ -153,7 +165,7 @@ def _check_length(executor: ExecutorSettings, model: PreparedModel, options: Pla
     if wanted is not None and wanted > end:
         is_flag = "max_model_len" in options.extra
         source = "--max-model-len" if is_flag else variable_of(ExecutorSettings, "max_model_len")
-        raise PlanError(
+        raise BadSettingError(
             f"{source}={wanted}: model {model.name} ends at {end} tokens; give at most that, or leave it out"
         )
 
@@ -215,7 +227,7 @@ class _Claims:
     def claim(self, host: str, port: int, flag: str) -> int:
         """Return `port`, or a free one for 0; where it is taken, `check` will say so, naming `flag`.
 
-        Raises PlanError for what is no port.
+        Raises BadSettingError for what is no port.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         claim = self._held.enter_context(socket.socket(family, socket.SOCK_STREAM))
@@ -225,7 +237,7 @@ class _Claims:
             claim.bind((host.strip("[]"), port))
             claim.listen()
         except OverflowError:
-            raise PlanError(f"{flag}: {port} is no port, they end at 65535") from None
+            raise BadSettingError(f"{flag}: {port} is no port, they end at 65535") from None
         except OSError as error:
             self._refused.setdefault(f"{host}:{port}", f"{error.strerror}; {flag}")
             self._ports.add(port)

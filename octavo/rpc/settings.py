@@ -98,6 +98,13 @@ def parse_address(text: str) -> str:
     return text
 
 
+def parse_api_key(text: str) -> str:
+    """Return an API key as it is, such as can be sent in a header."""
+    if not (text and text.isascii() and text.isprintable() and " " not in text):
+        raise ValueError("printable ASCII without spaces")
+    return text
+
+
 def variable_of(settings_class: type[Settings], name: str) -> str:
     """Return the environment variable of a field."""
     for each in fields_of(settings_class):

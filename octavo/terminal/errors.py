@@ -11,13 +11,18 @@ from typing import TextIO
 import grpc
 
 from octavo.client.errors import START_HINT
-from octavo.local.plan import PlanError
+from octavo.local.plan import BadSettingError, PlanError
 from octavo.local.supervisor import StartError
 from octavo.models.errors import ModelError
 from octavo.rpc.errors import ServiceError
+from octavo.terminal.api_key import API_KEY_HINT
 from octavo.terminal.packages import requirement_for
 from octavo.terminal.style import Style, printable
 from octavo.terminal.suggestion import with_model
+
+FAILED = 1
+BAD_USAGE = 2
+"""Exit codes: of a command that could not be done, and of one that nobody could do as it was given."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Explained:
 
     message: str
     hint: str | None = None
+    exit_code: int = FAILED
 
 
 class CommandError(Exception):
@@ -48,6 +54,8 @@ _HINT_BY_REASON: Mapping[str, str] = {
     "TOO_MANY_REQUESTS": "the gateway serves as much as it may (--max-requests): repeat it in a moment",
     "QUEUE_TTL": "it waits in the queue for others: repeat it later or with a larger --queue-ttl",
     "FIRST_TOKEN_TARGET": "others go first, or the prompt is long: a larger --first-token-target gives it more time",
+    "MISSING_API_KEY": API_KEY_HINT,
+    "INVALID_API_KEY": API_KEY_HINT,
     "CANCELLED_BY_OPERATOR": "somebody cancelled it by `octavo cancel`",
 }
 _HINT_BY_CODE: Mapping[grpc.StatusCode, str] = {
@@ -72,6 +80,8 @@ def explain(error: Exception, *, in_chat: bool = False) -> Explained | None:
             return _explain_service_error(error, in_chat)
         case CommandError():
             return Explained(error.message, error.hint)
+        case BadSettingError():
+            return Explained(str(error), error.hint, BAD_USAGE)
         case PlanError():
             return Explained(str(error), error.hint)
         case ModelError() | StartError():

@@ -48,7 +48,8 @@ class Parser(argparse.ArgumentParser):
         """Refuse a flag that is none. What has a space in it is a text, as argparse sees it too."""
         flag = word.partition("=")[0]
         if flag.startswith("--") and " " not in word and flag not in self._option_string_actions:
-            self.error(f"there is no flag {flag}{did_you_mean(flag, self._option_string_actions)}")
+            known = [each for each in self._option_string_actions if each.startswith("--")]
+            self.error(f"there is no flag {flag}{did_you_mean(flag, known)}")
 
     def _commands(self) -> list[str] | None:
         """Return the names of the subcommands; None where there are none."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.terminal.checks.finding import Finding
 from octavo.terminal.checks.machine import check_machine
 from octavo.terminal.checks.models import check_models
-from octavo.terminal.checks.ports import check_ports, check_services, ports_of
+from octavo.terminal.checks.ports import check_ports, check_services, ports_of, services_of
 from octavo.terminal.checks.software import check_software
 from octavo.terminal.checks.variables import check_variables
 
@@ -26,5 +26,5 @@ def check_everything(home: Path, environ: Mapping[str, str]) -> list[Finding]:
 
 
 async def _network(environ: Mapping[str, str]) -> list[Finding]:
-    ports, services = await asyncio.gather(check_ports(ports_of(environ)), check_services())
+    ports, services = await asyncio.gather(check_ports(ports_of(environ)), check_services(services_of(environ)))
     return [*ports, *services]

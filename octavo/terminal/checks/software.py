@@ -69,21 +69,34 @@ def _packages() -> Iterator[Finding]:
 def _compose() -> Finding:
     for command in (("docker", "compose"), ("docker-compose",)):
         first = _first_line((*command, "version", "--short"))
-        if first is not None:
-            return Finding(_SECTION, "compose", Level.OK, f"{' '.join(command)} {first}")
+        if first is None:
+            continue
+        name = f"{' '.join(command)} {first}"
+        # A question that only the engine can answer; no version of compose takes it without a file.
+        asked = (*command, "--project-name", "octavo-doctor", "--file", "-", "ps", "--quiet")
+        if _output(asked, stdin="services: {none: {image: none}}") is not None:
+            return Finding(_SECTION, "compose", Level.OK, f"{name}, whose engine answers")
+        text = f"{name}, but no container engine answers"
+        advice = "start it (Debian: systemctl start docker), where `docker compose up` is wanted"
+        return Finding(_SECTION, "compose", Level.NOTE, text, advice)
     advice = "only for `docker compose up`; `octavo up` needs no container"
     return Finding(_SECTION, "compose", Level.NOTE, "docker compose is not installed", advice)
 
 
 def _first_line(command: Sequence[str]) -> str | None:
-    """Return the first line that a command prints; None where it is missing, fails or hangs."""
+    """Return the first line that a command prints; None where there is none, or it is missing, fails or hangs."""
+    lines = (_output(command) or "").strip().splitlines()
+    return lines[0].strip() if lines else None
+
+
+def _output(command: Sequence[str], stdin: str = "") -> str | None:
+    """Return what a command prints; None where it is missing, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT, check=False
+            command, input=stdin, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    lines = done.stdout.strip().splitlines()
-    return lines[0].strip() if done.returncode == 0 and lines else None
+    return done.stdout if done.returncode == 0 else None

@@ -11,15 +11,13 @@ from octavo.rpc.settings import (
     SettingsType,
     advice_on_variable,
     fields_of,
-    parse_address,
     read,
     unknown_variables,
 )
-from octavo.settings import ALL_SETTINGS, known_variables
+from octavo.settings import ALL_SETTINGS, known_variables, wrong_client_variables
 from octavo.terminal.checks.finding import Finding, Level
 
 _SECTION = "settings"
-_ADDRESSES = ("OCTAVO_ADDRESS", "OCTAVO_ADMIN_ADDRESS")
 
 
 def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -30,8 +28,8 @@ def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
         advice = advice_on_variable(name, known)
         yield Finding(_SECTION, name, Level.PROBLEM, "no Octavo program knows this variable", advice)
     wrong = dict(_wrong({name: value for name, value in given.items() if name in known}))
-    for text in dict.fromkeys(wrong.values()):
-        name = text.partition("=")[0]
+    wrong |= wrong_client_variables(environ)
+    for name, text in wrong.items():
         yield Finding(_SECTION, name, Level.PROBLEM, text, "correct or unset it")
     fine = [name for name in given if name in known and name not in wrong]
     yield Finding(_SECTION, "variables", Level.OK, ", ".join(fine) if fine else "none set, so every default holds")
@@ -55,11 +53,6 @@ def _wrong(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 read(settings_class, _required(settings_class), {name: value}, known_variables())
             except SettingsError as error:
                 yield name, str(error)
-        if name in _ADDRESSES:
-            try:
-                parse_address(value)
-            except ValueError as error:
-                yield name, f"{name}={value!r}: must be {error}"
 
 
 def _required(settings_class: type[Settings]) -> list[str]:

@@ -24,7 +24,7 @@ from octavo.commands.demo import ask
 from octavo.local.hints import grpcurl_commands, python_program, ready_message
 from octavo.local.plan import CellPlan, ServicePlan
 from octavo.local.probe import wait_until_serving
-from octavo.models import open_prepared
+from octavo.models import ModelError, open_prepared
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.server import RpcServer
 from octavo.v1 import inference_pb2 as pb
@@ -121,6 +121,17 @@ UP = "`octavo up --help` lists what there is"
             "octavo up: error: there is no flag --kv-memry; did you mean --kv-memory?",
             UP,
         ),
+        (["up", "m", "--quiet"], "octavo up: error: there is no flag --quiet", UP),
+        (
+            ["complete", "x", "--temp", "0"],
+            "octavo complete: error: there is no flag --temp; did you mean --temperature?",
+            "`octavo complete --help` lists what there is",
+        ),
+        (
+            ["load", "--stop", "x"],
+            "octavo load: error: there is no flag --stop",
+            "`octavo load --help` lists what there is",
+        ),
         (["up", "m", "--bin", "x"], "octavo up: error: there is no flag --bin; did you mean --bind?", UP),
         (["up", "a", "b"], "octavo up: error: takes no 'b'", UP),
         (
@@ -189,12 +200,55 @@ def test_weights_that_are_gone_are_missed_before_anything_starts(
     assert "m.gguf is missing" in capsys.readouterr().err
 
 
-def test_a_bad_setting_is_named_by_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A flag of a service is checked by `up` itself; the model is prepared on the way."""
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--kv-memory", "lots"),
+        ("--threads", "0"),
+        ("--device", "cuda:x"),
+        ("--kernels", "gpu"),
+        ("--policy", "sjf"),
+        ("--cors-origins", "foo"),
+        ("--api-keys", "/no/such"),
+        ("--chat-template", "/no/such"),
+    ],
+)
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_a_bad_setting_is_bad_usage(
+    command: str, flag: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flag of a service is checked by the command itself, before the model is prepared or anything starts: exit
+    code 2, as the service would end.
+    """
     path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
-    assert main(["up", str(path), "--kv-memory", "lots"]) == 1
-    assert "--kv-memory='lots'" in capsys.readouterr().err
-    assert open_prepared(str(path)).name == "m"
+    assert main([command, str(path), flag, value]) == 2
+    assert f"octavo: error: {flag}" in capsys.readouterr().err
+    with pytest.raises(ModelError):
+        open_prepared(str(path))
+
+
+def test_a_bad_variable_is_bad_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable is as good as its flag, and a port beyond the last as any other value."""
+    model = str(write_gguf(tmp_path / "m.gguf", byte_level_metadata()))
+    assert main(["up", model, "--gateway-port", "65536"]) == 2
+    monkeypatch.setenv("OCTAVO_THREADS", "x")
+    assert main(["up", model]) == 2
+    assert "OCTAVO_THREADS='x': must be a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["load"], ["complete", "x"], ["up", "m"]])
+def test_a_bad_key_is_named_by_its_variable_and_not_shown(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be sent stops the command; the key itself is nobody's to read."""
+    monkeypatch.setenv("OCTAVO_API_KEY", "bad secret")
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    told = "octavo: error: OCTAVO_API_KEY: must be printable ASCII without spaces\n"
+    assert capsys.readouterr() == ("", told)
 
 
 def test_prepare_says_where_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,8 +303,12 @@ def test_an_address_that_is_none_is_told_apart(
         main(["chat", "--address", address])
     assert f"--address: must be {words}" in capsys.readouterr().err
     monkeypatch.setenv("OCTAVO_ADDRESS", address)
-    assert main(["complete", "x"]) == 1
-    assert f"OCTAVO_ADDRESS: must be {words}" in capsys.readouterr().err
+    # A command that does not ask there stops too: else it would tell of another cell than the one that was meant.
+    for argv in (["complete", "x"], ["load"]):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 2
+        assert f"OCTAVO_ADDRESS: must be {words}" in capsys.readouterr().err
 
 
 def test_version_names_what_octavo_stands_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,8 +48,22 @@ class FakeGateway:
     cached_tokens: int = 0
     left: threading.Event = field(default_factory=threading.Event)
     """Set when a client left a stream that hung."""
+    api_key: str = ""
+    """What its clients must send, where it is set."""
     address: str = ""
     admin_address: str = ""
+
+    def refuses(self, context: grpc.ServicerContext) -> bool:
+        """Whether a call has no such key; its end is then on the way."""
+        given = dict(context.invocation_metadata()).get("authorization")
+        if not self.api_key or given == f"Bearer {self.api_key}":
+            return False
+        error = ServiceError(grpc.StatusCode.UNAUTHENTICATED, "MISSING_API_KEY", "an API key is required")
+        # Not abort, which raises, and would make a generator of none.
+        context.set_trailing_metadata((("grpc-status-details-bin", to_rpc_status(error).SerializeToString()),))
+        context.set_code(error.code)
+        context.set_details(error.message)
+        return True
 
     def conversations(self) -> list[list[tuple[str, str]]]:
         """Return the messages of each request, as (role, content)."""
@@ -63,6 +77,8 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     def Generate(self, request: pb.GenerateRequest, context: _Context) -> Iterator[pb.GenerateResponse]:  # noqa: N802
         """Stream the script, a word a token."""
+        if self._fake.refuses(context):
+            return
         self._fake.requests.append(request)
         words = self._fake.script(request)
         if isinstance(words, ServiceError):
@@ -92,6 +108,7 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
         self, request: model_pb2.ListModelsRequest, context: _Context
     ) -> model_pb2.ListModelsResponse:
         """List them on one page."""
+        self._fake.refuses(context)
         return model_pb2.ListModelsResponse(models=self._fake.models)
 
 

@@ -20,19 +20,19 @@ from fake_gateway import FakeGateway
 from prometheus_client import CollectorRegistry, Counter, start_wsgi_server
 
 from octavo.cli import main
-from octavo.client.discovery import ADMIN, GATEWAY
+from octavo.client.discovery import ADMIN, GATEWAY, Api, local_addresses
 from octavo.commands.doctor import report
 from octavo.models.catalog import DEFAULT_MODEL
 from octavo.models.location import models_folder
 from octavo.models.manifest import GenerationConfig, Manifest, WeightFile, write_files
 from octavo.rpc.settings import variable_of
 from octavo.settings import GatewaySettings
-from octavo.terminal.checks import software
+from octavo.terminal.checks import ports, software
 from octavo.terminal.checks.finding import Finding, Level
 from octavo.terminal.checks.listeners import listener_of
 from octavo.terminal.checks.machine import check_machine
 from octavo.terminal.checks.models import check_models
-from octavo.terminal.checks.ports import EXECUTOR, PortUse, check_ports, check_services, ports_of
+from octavo.terminal.checks.ports import EXECUTOR, PortUse, check_ports, check_services, ports_of, services_of
 from octavo.terminal.checks.software import check_software
 from octavo.terminal.checks.variables import check_variables
 from octavo.terminal.style import Style
@@ -148,7 +148,7 @@ def test_no_check_imports_torch() -> None:
 
 
 def test_a_tool_that_fails_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A docker without compose is no docker compose; an old docker-compose is one."""
+    """A docker without compose is no docker compose; an old docker-compose is one, where its engine answers."""
     docker, compose = tmp_path / "docker", tmp_path / "docker-compose"
     monkeypatch.setenv("PATH", str(tmp_path))
     docker.write_text(f"#!{sys.executable}\nraise SystemExit(1)\n")
@@ -157,7 +157,11 @@ def test_a_tool_that_fails_counts_as_missing(tmp_path: Path, monkeypatch: pytest
     compose.write_text(f"#!{sys.executable}\nprint('1.29.2')\n")
     compose.chmod(0o755)
     found = by_subject(list(check_software()))
-    assert (found["compose"].level, found["compose"].text) == (Level.OK, "docker-compose 1.29.2")
+    assert (found["compose"].level, found["compose"].text) == (Level.OK, "docker-compose 1.29.2, whose engine answers")
+    compose.write_text(f"#!{sys.executable}\nimport sys\n'ps' in sys.argv and sys.exit('no socket')\nprint('5.6.1')\n")
+    found = by_subject(list(check_software()))
+    expected = (Level.NOTE, "docker-compose 5.6.1, but no container engine answers")
+    assert (found["compose"].level, found["compose"].text) == expected
     assert found["compiler"].level is Level.NOTE
 
 
@@ -225,12 +229,14 @@ def test_the_model_of_the_variable_is_looked_at_too(home: Path) -> None:
 def test_every_wrong_variable_is_named() -> None:
     """A misspelt one with its likely name, a bad value with what it wants; good ones are listed."""
     environ = {"OCTAVO_DEPHT": "2", "OCTAVO_DTYPE": "int3", "OCTAVO_ADDRESS": "here", "OCTAVO_DEPTH": "1", "HOME": "/"}
+    environ["OCTAVO_API_KEY"] = "bad secret"
     found = by_subject(list(check_variables(environ)))
     assert found["OCTAVO_DEPHT"].advice == "did you mean OCTAVO_DEPTH? Rename or unset it"
     assert "must be one of auto, float32, bfloat16" in found["OCTAVO_DTYPE"].text
     assert "must be host:port" in found["OCTAVO_ADDRESS"].text
+    assert found["OCTAVO_API_KEY"].text == "OCTAVO_API_KEY: must be printable ASCII without spaces"
     assert found["variables"].text == "OCTAVO_DEPTH"
-    assert [each.level for each in found.values()].count(Level.PROBLEM) == 3
+    assert [each.level for each in found.values()].count(Level.PROBLEM) == 4
     assert by_subject(list(check_variables({})))["variables"].level is Level.OK
 
 
@@ -250,17 +256,40 @@ def look_at(*uses: PortUse) -> list[Finding]:
     return asyncio.run(check_ports(list(uses)))
 
 
-def test_a_free_port_and_one_of_another_program_are_told_apart() -> None:
+def test_a_free_port_and_one_of_another_program_are_told_apart(foreign_page: int) -> None:
     """What is in the way is named with its process, and the flag that goes round it."""
+    (taken,) = look_at(PortUse("gateway", "127.0.0.1", foreign_page, "--gateway-port", GATEWAY))
+    assert taken.level is Level.PROBLEM
+    assert f"(pid {os.getpid()}), which is no service of Octavo" in taken.text
+    assert "octavo up --gateway-port 0" in (taken.advice or "")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        (taken,) = look_at(PortUse("gateway", "127.0.0.1", port, "--gateway-port", GATEWAY))
-    assert taken.level is Level.PROBLEM
-    assert f"(pid {os.getpid()})" in taken.text
-    assert "octavo up --gateway-port 0" in (taken.advice or "")
     (free,) = look_at(PortUse("gateway", "127.0.0.1", port, "--gateway-port", GATEWAY))
     assert (free.level, free.text) == (Level.OK, "free")
     assert listener_of(port) is None
+
+
+@pytest.mark.parametrize("api", [GATEWAY, None])
+def test_a_port_that_is_silent_is_nobody_elses(api: Api | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service of Octavo's that is busy or halted says nothing: it is not called foreign, nor to be stopped."""
+    monkeypatch.setattr(ports, "_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as halted:
+        port = halted.getsockname()[1]
+        (silent,) = look_at(PortUse("gateway", "127.0.0.1", port, "--gateway-port", api))
+        services = asyncio.run(check_services({GATEWAY: [f"127.0.0.1:{port}"]}))
+    assert silent.level is Level.NOTE
+    assert f"(pid {os.getpid()}), which does not answer within 2 s" in silent.text
+    assert "repeat this" in (silent.advice or "")
+    assert "stop" not in (silent.advice or "")
+    assert [(each.subject, each.level) for each in services] == [(f"gateway 127.0.0.1:{port}", Level.NOTE)]
+
+
+def test_services_are_looked_for_where_the_variables_say() -> None:
+    """Ports and addresses of the variables before the usual ones, each once; one that is none is not asked."""
+    port = variable_of(GatewaySettings, "port")
+    asked = services_of({port: "7", "OCTAVO_ADDRESS": "far:8", "OCTAVO_ADMIN_ADDRESS": "nonsense"})
+    assert asked[GATEWAY] == ["127.0.0.1:7", "far:8", *local_addresses(GATEWAY)]
+    assert asked[ADMIN] == local_addresses(ADMIN)
 
 
 def test_a_port_of_octavos_own_is_known_by_its_health(gateway: FakeGateway) -> None:
