@@ -39,49 +39,56 @@ class TimeLimits:
         with ExitStack() as timers:
             if request.queue_deadline is not None:
                 at = request.queue_deadline
-                timers.callback(call_at(at, self._end_queueing, request).cancel)
-                timers.callback(call_at(at + SCHEDULER_SAYS, self._stop_waiting, request).cancel)
+                timers.callback(call_at(at, self._end_queueing, request, at).cancel)
+                timers.callback(call_at(at + SCHEDULER_SAYS, self._stop_waiting, request, at).cancel)
             if request.first_token_deadline is not None:
                 at = request.first_token_deadline
-                timers.callback(call_at(at, self._end_without_token, request).cancel)
-                timers.callback(call_at(at + SCHEDULER_SAYS, self._miss_token, request).cancel)
+                timers.callback(call_at(at, self._end_without_token, request, at).cancel)
+                timers.callback(call_at(at + SCHEDULER_SAYS, self._fail, request, at).cancel)
             yield
 
-    def _end_queueing(self, request: LiveRequest) -> None:
+    def _end_queueing(self, request: LiveRequest, at: float) -> None:
         if not self._cell.is_attached:
-            self._miss_turn(request)
+            self._fail(request, at)
         elif request.confirmed:
             # Either it runs, or its end is on the way. A scheduler that comes later is not to count from the start.
             request.leave_queue()
 
-    def _stop_waiting(self, request: LiveRequest) -> None:
+    def _stop_waiting(self, request: LiveRequest, at: float) -> None:
         if request.confirmed:
             request.leave_queue()
         else:
             # What no scheduler has taken in has not run.
-            self._miss_turn(request)
+            self._fail(request, at)
 
-    def _miss_turn(self, request: LiveRequest) -> None:
-        if request.queue_deadline is not None:
-            limit = request.queue_deadline - request.accepted_at
-            message = f"the request has waited for its queue_ttl of {limit:g} s, and not run"
-            self._fail(request, QUEUE_TTL, message, limit)
-
-    def _end_without_token(self, request: LiveRequest) -> None:
+    def _end_without_token(self, request: LiveRequest, at: float) -> None:
         if not self._cell.is_attached:
-            self._miss_token(request)
+            self._fail(request, at)
 
-    def _miss_token(self, request: LiveRequest) -> None:
-        if request.first_token_deadline is not None:
-            limit = request.first_token_deadline - request.accepted_at
+    def _fail(self, request: LiveRequest, at: float) -> None:
+        """End a request at a limit, `at`, by the limit that it missed first; nothing where it has kept them.
+
+        The other one may have passed before, while a scheduler was there to say so.
+        """
+        # A timer may fire a moment too early.
+        now = max(at, self._clock())
+        missed = [(limit, reason) for limit, reason in _limits(request) if limit is not None and limit <= now]
+        if not missed:
+            return
+        first, reason = min(missed)
+        limit = first - request.accepted_at
+        if reason == QUEUE_TTL:
+            message = f"the request has waited for its queue_ttl of {limit:g} s, and not run"
+        else:
             message = f"the first_token_target of {limit:g} s has passed without a token"
-            self._fail(request, FIRST_TOKEN_TARGET, message, limit)
-
-    def _fail(self, request: LiveRequest, reason: str, message: str, limit: float) -> None:
-        age = self._clock() - request.accepted_at
+        age = now - request.accepted_at
         metadata = {"limit_seconds": f"{limit:.3f}", "age_seconds": f"{age:.3f}", "predicted": "false"}
         error = ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, message, metadata=metadata)
         request.fail(error, released=False)
+
+
+def _limits(request: LiveRequest) -> tuple[tuple[float | None, str], ...]:
+    return (request.queue_deadline, QUEUE_TTL), (request.first_token_deadline, FIRST_TOKEN_TARGET)
 
 
 def deadline_exceeded(limit: float, age: float) -> ServiceError:

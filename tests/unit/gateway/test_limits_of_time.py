@@ -147,8 +147,11 @@ async def test_limits_that_were_kept_are_told_no_more(prepared: PreparedModel) -
 async def test_the_first_limit_ends_it_while_the_scheduler_is_away(
     prepared: PreparedModel, limits: dict[str, float], timeout: float, reason: str, counted: str
 ) -> None:
-    """F15: the limit that passes first ends the request and is named; no later scheduler ever sees it."""
-    scheduler = FakeScheduler(auto=False)
+    """F15: the limit that passes first ends the request and is named; no later scheduler ever sees it.
+
+    However long the scheduler takes to die: it has not taken the request in, so none of its limits is for it to judge.
+    """
+    scheduler = FakeScheduler(auto=False, accepts=False)
     async with running_stack(prepared, scheduler) as stack:
         call = stack.inference.Generate(request_of(**limits), timeout=timeout)
         await scheduler.wait_received("submit")
@@ -167,6 +170,7 @@ async def test_the_first_limit_ends_it_while_the_scheduler_is_away(
             assert error.metadata["predicted"] == "false"
         await stack.wait_empty()
         assert endings_of(await stack.scrape()) == {("cancelled", counted): 1}
+        scheduler.accepts = True
         await scheduler.start()
         await stack.wait_health(True)
         later = asyncio.create_task(stack.generate(inference_pb2.GenerateRequest(text=TEXT)))
@@ -254,6 +258,28 @@ async def test_a_stuck_scheduler_does_not_keep_a_request(is_attached: bool, late
         else:
             assert request.error is not None
             assert request.error.reason == "FIRST_TOKEN_TARGET"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("queue_ttl", "first_token_target", "reason"),
+    [(-0.3, 0.05, "QUEUE_TTL"), (0.05, -0.3, "FIRST_TOKEN_TARGET")],
+)
+async def test_of_two_limits_the_first_is_named(queue_ttl: float, first_token_target: float, reason: str) -> None:
+    """One limit passes while a scheduler is there that says nothing, which is then lost; what ends the request is the
+    timer of the other, and it names the first. The limits are given in seconds from now.
+    """
+    clock = asyncio.get_running_loop().time
+    cell = Cell()
+    cell.attach()
+    request = late_request(clock(), queue_ttl=2 * HOUR + queue_ttl, first_token_target=2 * HOUR + first_token_target)
+    with TimeLimits(cell, clock).watched(request):
+        await let_timers_fire()
+        assert request.error is None
+        cell.detach()
+        await asyncio.wait_for(request.changed.wait(), TIMEOUT)
+    assert request.error is not None
+    assert request.error.reason == reason
 
 
 @pytest.mark.asyncio
