@@ -14,7 +14,7 @@ import grpc
 import torch
 from prometheus_client import CollectorRegistry
 
-from executor_svc.batch import ExecutorInfo
+from executor_svc.batch import ExecutorInfo, Limits
 from executor_svc.capacity import Wanted, plan_limits
 from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.fingerprint import fingerprint
@@ -24,7 +24,7 @@ from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.memory import available_memory, default_kv_memory
 from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState
 from executor_svc.model_runner import ModelRunner
-from executor_svc.models import load_model
+from executor_svc.models import ModelConfig, load_model, read_config
 from executor_svc.sampler import Sampler
 from executor_svc.servicer import ExecutorService
 from executor_svc.worker import Worker
@@ -213,23 +213,13 @@ class _Load:
         started = time.monotonic()
         settings, dtype, device = self._settings, self._dtype, self._device
         torch.set_num_threads(_num_threads(settings))
+        if settings.kv_memory is not None:
+            # Said before the weights are read, which may take minutes. What is free is known only after that.
+            self._limits(read_config(self._prepared), settings.kv_memory)
         model = load_model(self._prepared, dtype, device, self._kernels, self._progress)
         self._stages.done("weights")
-        each_block = block_bytes(model.config, settings.block_size, dtype)
-        limits = plan_limits(
-            Wanted(
-                settings.block_size,
-                settings.max_num_seqs,
-                settings.max_num_batched_tokens,
-                settings.max_model_len,
-                settings.kv_memory,
-            ),
-            vocab_size=model.config.vocab_size,
-            max_position_embeddings=min(model.config.max_position_embeddings, self._prepared.max_position_embeddings),
-            block_bytes=each_block,
-            default_kv_memory=default_kv_memory(),
-        )
-        kv_bytes = limits.num_blocks * each_block
+        limits = self._limits(model.config, default_kv_memory())
+        kv_bytes = limits.num_blocks * block_bytes(model.config, settings.block_size, dtype)
         _warn_of_memory(kv_bytes)
         kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)
         runner = ModelRunner(model, kv_cache, Sampler(self._kernels), limits)
@@ -239,6 +229,23 @@ class _Load:
         load_seconds = time.monotonic() - started
         self.holdings = Holdings(self._weights_bytes, load_seconds, limits.num_blocks - 1, kv_bytes)
         return runner
+
+    def _limits(self, config: ModelConfig, kv_memory: int) -> Limits:
+        """Return what is held; `kv_memory`: bytes for KV, where the settings name none. Raises SettingsError."""
+        settings = self._settings
+        return plan_limits(
+            Wanted(
+                settings.block_size,
+                settings.max_num_seqs,
+                settings.max_num_batched_tokens,
+                settings.max_model_len,
+                settings.kv_memory,
+            ),
+            vocab_size=config.vocab_size,
+            max_position_embeddings=min(config.max_position_embeddings, self._prepared.max_position_embeddings),
+            block_bytes=block_bytes(config, settings.block_size, self._dtype),
+            default_kv_memory=kv_memory,
+        )
 
     def _progress(self, done: int, total: int) -> None:
         size = self._dtype.itemsize

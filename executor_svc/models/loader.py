@@ -45,6 +45,11 @@ def load_model(
     return load_weights(prepared.weights, dtype, device, kernels, progress)
 
 
+def read_config(prepared: PreparedModel) -> ModelConfig:
+    """Return what a prepared model's files say of it; no weight is read. Raises ModelLoadError."""
+    return describe(open_checkpoint(prepared.weights))[0]
+
+
 def load_weights(
     path: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet, progress: Progress | None = None
 ) -> CausalLM:

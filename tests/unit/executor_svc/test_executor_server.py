@@ -19,6 +19,7 @@ import pytest
 from factories import make_llama
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from executor_svc import server as server_module
 from executor_svc.model_runner import ModelRunner
 from executor_svc.server import EXIT_FAILED, EXIT_OK, SERVICE_NAME, ExecutorServer
 from octavo.internal.executor.v1 import executor_pb2 as pb
@@ -32,6 +33,8 @@ from octavo.rpc.settings import SettingsError
 from octavo.settings import ExecutorSettings
 
 TIMEOUT = 30.0
+SLOW_START = 240.0
+"""Seconds for a process that imports torch on a machine with other work."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -175,6 +178,15 @@ async def test_what_cannot_start(model: str, changes: dict[str, Any], error: typ
 
 
 @pytest.mark.asyncio
+async def test_too_little_kv_memory_is_said_before_the_weights(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What config and flag say is enough to know; weights can take minutes to read."""
+    monkeypatch.setattr(server_module, "load_model", lambda *_: pytest.fail("the weights were read"))
+    with pytest.raises(SettingsError, match="--kv-memory 1000 bytes"):
+        await ExecutorServer(_settings(model, kv_memory=1000)).start()
+    assert _device_threads() == []
+
+
+@pytest.mark.asyncio
 async def test_a_taken_port(model: str) -> None:
     """A port in use is an error once the model is loaded, and the device thread goes away again."""
     first = ExecutorServer(_settings(model))
@@ -225,10 +237,18 @@ def test_the_process_serves_and_ends_with_sigterm(model: str) -> None:
         assert [line["level"] for line in rest] == ["info"]
 
 
-def test_the_process_says_what_keeps_it_from_starting(model: str) -> None:
-    """A setting that does not fit ends the process with 2 and one line that names it."""
-    process = _process("--model", model, "--port", "0", "--metrics-port", "0", "--device", "cuda")
-    _, errors = process.communicate(timeout=TIMEOUT)
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [("--device", "cuda:x", "--device='cuda:x'"), ("--max-model-len", "129", "--max-model-len 129: the model ends at")],
+)
+def test_the_process_says_what_keeps_it_from_starting(model: str, flag: str, value: str, told: str) -> None:
+    """A setting that cannot be, or does not fit the model, ends the process with 2 and one line that names it."""
+    with _process("--model", model, "--port", "0", "--metrics-port", "0", flag, value) as process:
+        try:
+            # torch is imported on the way, for minutes where the machine is busy.
+            _, errors = process.communicate(timeout=SLOW_START)
+        finally:
+            process.kill()
     assert process.returncode == 2
-    assert "--device cuda" in errors
+    assert told in errors
     assert "Traceback" not in errors

@@ -208,7 +208,7 @@ async def test_away_scheduler(prepared: PreparedModel) -> None:
 
 @pytest.mark.asyncio
 async def test_cancelled_while_the_scheduler_is_away(prepared: PreparedModel) -> None:
-    """A request that its client left while the scheduler was away ends there once it is back, and is not taken up again:
+    """A request that its client left while the scheduler was away ends there once it is back, and is taken up no more:
     Hello does not name it, or, where the gateway had already begun to dial, a Cancel follows.
     """
     scheduler = FakeScheduler(auto=False)

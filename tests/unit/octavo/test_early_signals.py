@@ -24,10 +24,14 @@ def takes_sigterm(pid: int) -> bool:
 @pytest.mark.parametrize("module", ["gateway", "scheduler_svc", "executor_svc"])
 def test_sigterm_while_a_service_imports_ends_it_well(module: str) -> None:
     """The handler stands before the imports, so that the first process of a container hears a stop: exit code 0."""
-    process = subprocess.Popen([sys.executable, "-m", module], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    give_up = time.monotonic() + TIMEOUT
-    while process.poll() is None and not takes_sigterm(process.pid):
-        assert time.monotonic() < give_up, "no handler"
-    process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=TIMEOUT)
+    command = [sys.executable, "-m", module]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            give_up = time.monotonic() + TIMEOUT
+            while process.poll() is None and not takes_sigterm(process.pid):
+                assert time.monotonic() < give_up, "no handler"
+            process.send_signal(signal.SIGTERM)
+            printed, _ = process.communicate(timeout=TIMEOUT)
+        finally:
+            process.kill()
     assert (process.returncode, printed) == (0, b"")

@@ -222,14 +222,14 @@ async def main():
     await supervisor.run()
 asyncio.run(main())
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    services = psutil.Process(process.pid).children()
-    assert len(services) == len(NAMES)
-    process.kill()
-    process.wait(TIMEOUT)
-    process.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            services = psutil.Process(process.pid).children()
+            assert len(services) == len(NAMES)
+        finally:
+            process.kill()
     _, alive = psutil.wait_procs(services, timeout=TIMEOUT)
     assert not alive
     assert sum(line.endswith("ended") for line in events_of(tmp_path)) == len(NAMES)
