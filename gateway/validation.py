@@ -303,7 +303,8 @@ def _check_logit_bias(biases: Sequence[LogitBias], vocab_size: int) -> Iterator[
         elif token_id in seen:
             violation = FieldViolation(f"{field}[{index}].token_id", f"{token_id} is there twice")
         elif not MIN_BIAS <= bias <= -MIN_BIAS:  # false for NaN
-            violation = FieldViolation(f"{field}[{index}].bias", f"must be {MIN_BIAS:g} to {-MIN_BIAS:g}, is {bias:g}")
+            bounds = f"{MIN_BIAS:g} to {-MIN_BIAS:g}"
+            violation = FieldViolation(f"{field}[{index}].bias", f"must be {bounds}, is {bias:g} for token {token_id}")
         else:
             seen.add(token_id)
             continue

@@ -170,6 +170,11 @@ def _messages(messages: Sequence[Message]) -> list[ChatMessage]:
 
 def _check_messages(messages: Sequence[Message]) -> Iterator[FieldViolation]:
     for index, message in enumerate(messages):
+        if message.role not in _ROLES:
+            shown = message.role if len(message.role) <= 40 else f"{message.role[:40]}..."
+            words = f"must be system, developer, user or assistant, is {shown!r}"
+            yield FieldViolation(f"messages[{index}].role", words)
+            return
         if message.content is None and message.role != "assistant":
             yield FieldViolation(f"messages[{index}].content", "is required")
             return

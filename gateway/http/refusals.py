@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.http import fields
 from gateway.http.errors import Failure, failure_of_status
 from gateway.http.known import why_refused
+from gateway.http.wanted import MODELS, words_for
 
 _MAX_NAMED = 8
-_MODELS = (
-    fields.ChatRequest,
-    fields.CompletionRequest,
-    fields.TokenizeRequest,
-    fields.DetokenizeRequest,
-    fields.Message,
-    fields.StreamOptions,
-)
-_NAMES = frozenset(name for model in _MODELS for name in model.model_fields)
+_MAX_WORDS = 3
+"""Things that are said of one field: it may be an object with a thousand bad values."""
+_NAMES = frozenset(name for model in MODELS for name in model.model_fields)
 
 
 def failure_from_validation(errors: Sequence[Mapping[str, Any]]) -> Failure:
@@ -26,7 +20,7 @@ def failure_from_validation(errors: Sequence[Mapping[str, Any]]) -> Failure:
     named: dict[str | None, list[str]] = {}
     for error in errors:
         words = named.setdefault(_param(error), [])
-        if (text := _words(error)) not in words:
+        if (text := _words(error)) not in words and len(words) < _MAX_WORDS:
             words.append(text)
     parts = [f"{name}: {' or '.join(words)}" if name else " or ".join(words) for name, words in named.items()]
     if len(parts) > _MAX_NAMED:
@@ -66,5 +60,7 @@ def _words(error: Mapping[str, Any]) -> str:
             return why_refused(str(place[-1]))
         case "value_error":
             return str(error["ctx"]["error"])
-    words = str(error["msg"]).replace("Input should be", "must be")
-    return words.replace("a valid dictionary or object to extract fields from", "an object")
+    words = words_for(kind, place[1:], error.get("input"))
+    if words and place[-2:-1] == ("logit_bias",):
+        return f"{words} for token {str(place[-1])[:20]}"
+    return words or str(error["msg"]).replace("Input should be", "must be")

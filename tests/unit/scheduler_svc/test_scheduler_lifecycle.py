@@ -239,8 +239,8 @@ async def test_nothing_is_left_behind() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--executors", "nowhere"], "'nowhere' is not host:port"),
-        (["--executors", ","], "at least one host:port"),
+        (["--executors", "nowhere"], "--executors='nowhere': must be host:port, or several"),
+        (["--executors", ","], "--executors=',': must be host:port"),
         (["--policy", "no-such-policy"], "no-such-policy"),
         (["--bind", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["--bind", "192.0.2.1", "--metrics-port", "9"], "cannot listen on 192.0.2.1:9 for metrics"),

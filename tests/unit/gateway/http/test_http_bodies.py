@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from typing import Any
 
@@ -226,6 +227,52 @@ def test_other_types_are_refused_by_name(name: str, value: Any) -> None:
         assert failure.param.split("[")[0].split(".")[0] == name
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": "hot"}, 'temperature: must be a number from 0 to 2, is "hot"'),
+        ({"top_p": []}, "top_p: must be a number above 0 and at most 1, is a list"),
+        ({"n": True}, "n: must be a whole number from 1 to 128, is true"),
+        ({"n": 1.5}, "n: must be a whole number from 1 to 128, is 1.5"),
+        ({"max_tokens": -1}, "max_tokens: must be a whole number from 0 to 4294967295, is -1"),
+        ({"priority": 2**31}, "priority: must be a whole number from -100 to 100, is 2147483648"),
+        ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens: must be a whole number of at least 1, is -1"),
+        ({"max_tokens": 10**400}, "max_tokens: must be .*, is a number of very many digits"),
+        ({"user": 5}, "user: must be a text, is 5"),
+        ({"model": "a" * 100, "echo": "b" * 100}, f'echo: must be true or false, is "{"b" * 40}..."'),
+        ({"stop": 5}, "stop: must be a text or a list, is 5"),
+        ({"stop": ["a", {}]}, r"stop\[1\]: must be a text, is an object"),
+        ({"stop_token_ids": [-1]}, r"stop_token_ids\[0\]: must be a whole number from 0 to 4294967295, is -1"),
+        ({"logit_bias": {"7": "1", "8": None}}, 'logit_bias: must be a number, is "1" for token 7 or .* for token 8'),
+    ],
+)
+def test_what_a_field_may_be_is_said_with_what_it_is(fields: dict[str, Any], message: str) -> None:
+    """A value of another type is told as one out of range is: what the page gives as its range, and the value."""
+    for kind in (ChatRequest, CompletionRequest):
+        assert re.fullmatch(message, refused(kind, **fields).message)
+
+
+def test_one_name_may_be_of_two_types() -> None:
+    """`logprobs` is a truth value in one request and a number in the other."""
+    assert refused(ChatRequest, logprobs=2).message == "logprobs: must be true or false, is 2"
+    words = "logprobs: must be a whole number from 0 to 20, is true"
+    assert refused(CompletionRequest, logprobs=True).message == words
+
+
+def test_many_bad_values_of_one_object_are_few_words() -> None:
+    """A thousand biases that are no numbers do not make a message of a thousand parts."""
+    assert len(refused(ChatRequest, logit_bias={str(key): "x" for key in range(1000)}).message) < 300
+
+
+def test_every_role_that_is_taken_is_named() -> None:
+    """Those of HTTP, `developer` among them."""
+    with pytest.raises(ServiceError) as error:
+        chat(messages=[*CHAT["messages"], {"role": "robot", "content": "x"}])
+    failure = failure_from(error.value, chat_name)
+    words = "must be system, developer, user or assistant, is 'robot'"
+    assert (failure.param, failure.message) == ("messages[1].role", f"messages[1].role: {words}")
+
+
 @pytest.mark.parametrize("key", ["", "x", "-1", "1.5", " 1", "٣", str(2**32), "9" * 5000])
 def test_keys_of_logit_bias_are_token_ids(key: str) -> None:
     """What is no token id is refused."""
@@ -322,6 +369,8 @@ def test_tokenize_takes_one_of_two() -> None:
         ("sampling.temperature", "temperature", "temperature"),
         ("stopping.include_stop", "include_stop_str_in_output", "include_stop_str_in_output"),
         ("stopping.stop[3]", "stop[3]", "stop[3]"),
+        ("sampling.logit_bias[0].token_id", "logit_bias", "logit_bias"),
+        ("sampling.logit_bias", "logit_bias", "logit_bias"),
         ("output.top_logprobs", "top_logprobs", "logprobs"),
         ("output.prompt_logprobs", "prompt_logprobs", "prompt_logprobs"),
         ("request_id", "user", "user"),
