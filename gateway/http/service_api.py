@@ -59,6 +59,9 @@ class ServiceApi:
         add("/health", self.health, tags=["service"], responses={**answers(Health), **not_serving})
         add("/version", self.version, tags=["service"], responses=answers(Version))
         add("/metrics", self.metrics, tags=["service"], response_class=Response, responses=_METRICS_PAGE)
+        # What checks and load balancers ask who want no body. The server leaves it out.
+        for path, told in (("/health", self.health), ("/version", self.version)):
+            add(path, told, methods=["HEAD"], include_in_schema=False)
         return router
 
     async def list_models(self) -> Response:

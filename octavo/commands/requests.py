@@ -61,17 +61,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def listing(requests: Sequence[RequestInfo], style: Style) -> str:
-    """Return the table."""
+    """Return the table. Ids are told by their ends, which `octavo cancel` takes, where these differ; what is of no
+    request has no column.
+    """
     from octavo.terminal.figures import duration
+    from octavo.terminal.kv_report import short_id
     from octavo.terminal.table import table
 
     if not requests:
         return "no live requests"
+    ids = [short_id(each.request_id) for each in requests]
+    if len(set(ids)) < len(ids):
+        ids = [each.request_id for each in requests]
     head = ["id", "state", "why it waits", "model", "tenant", "prompt", "output", "cached", "blocks"]
     head += ["age", "left", "executors", "label"]
     rows = [
         [
-            each.request_id,
+            own_id,
             each.state.value,
             each.wait_reason.value if each.wait_reason else "-",
             each.model,
@@ -85,9 +91,12 @@ def listing(requests: Sequence[RequestInfo], style: Style) -> str:
             ",".join(each.executors) or "-",
             each.label or "-",
         ]
-        for each in requests
+        for own_id, each in zip(ids, requests, strict=True)
     ]
-    return table(head, rows, align="lllllrrrrrrll", style=style)
+    columns = [index for index in range(len(head)) if {row[index] for row in rows} != {"-"}]
+    shown = [[row[index] for index in columns] for row in (head, *rows)]
+    align = "".join("lllllrrrrrrll"[index] for index in columns)
+    return table(shown[0], shown[1:], align=align, style=style)
 
 
 def interval(text: str) -> float:

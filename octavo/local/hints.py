@@ -52,4 +52,5 @@ def ready_message(model: str, plan: CellPlan) -> str:
         lines += [f"# {purpose}", command, ""]
     lines += ["# the same over HTTP, as every OpenAI client does", curl_command(plan.http_address), ""]
     lines += ["# the same chat from Python, in this environment; docs/clients.md has other languages"]
-    return "\n".join(lines) + "\n" + python_program(address)
+    # For a shell, as all else of it: the whole can be pasted.
+    return "\n".join([*lines, "python - <<'END'"]) + "\n" + python_program(address) + "END\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 import textwrap
 from collections import Counter
@@ -81,18 +82,32 @@ def _map(kv: ExecutorKvState, running: Sequence[SequenceKvState], letters: Mappi
             holders.setdefault((block - 1) // size, Counter())[letter] += 1
     signs = ""
     for index, use in enumerate(kv.block_map.cells):
-        if use == "owned":
-            signs += holders[index].most_common(1)[0][0] if index in holders else _NOT_LISTED
+        if use != "shared" and index in holders:
+            # However few of the cell's blocks they are: the sequences are what is looked for.
+            signs += holders[index].most_common(1)[0][0]
         else:
-            signs += _SIGNS[use]
+            signs += _NOT_LISTED if use == "owned" else _SIGNS[use]
     used = [f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in signs]
     if any(sign in _LETTERS for sign in signs):
         used.insert(0, "letters: held by")
-    what = "a block" if size == 1 else f"{size} blocks, what most of them are"
-    starts = range(0, len(signs), MAP_WIDTH)
-    rows = [f"{start * size + 1:>10}  {signs[start : start + MAP_WIDTH]}" for start in starts]
+    what = "a block" if size == 1 else f"{size} blocks: who holds any of them, else what most of them are"
+    rows = _rows(signs, size)
     caption = f"a character is {what} ({', '.join(used)})"
     return "\n".join([*textwrap.wrap(caption, 80, initial_indent="  ", subsequent_indent="  "), *rows])
+
+
+def _rows(signs: str, size: int) -> list[str]:
+    """Return the lines of a map, each with its first block; of many that are alike, the first and how many follow."""
+    lines = [signs[start : start + MAP_WIDTH] for start in range(0, len(signs), MAP_WIDTH)]
+    rows, at = [], 0
+    for line, alike in itertools.groupby(lines):
+        count = len(list(alike))
+        told = count if count <= 2 else 1
+        rows += [f"{(at + index) * MAP_WIDTH * size + 1:>10}  {line}" for index in range(told)]
+        if told < count:
+            rows.append(f"{'...':>10}  {counted(count - told, 'line')} more like this")
+        at += count
+    return rows
 
 
 def _sequences(sequences: Sequence[SequenceKvState], letters: Mapping[int, str], style: Style) -> str:

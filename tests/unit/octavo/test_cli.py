@@ -24,7 +24,7 @@ from octavo.commands.demo import ask
 from octavo.local.hints import grpcurl_commands, python_program, ready_message
 from octavo.local.plan import CellPlan, ServicePlan
 from octavo.local.probe import wait_until_serving
-from octavo.models import ModelError, open_prepared
+from octavo.models import open_prepared
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.server import RpcServer
 from octavo.v1 import inference_pb2 as pb
@@ -200,115 +200,12 @@ def test_weights_that_are_gone_are_missed_before_anything_starts(
     assert "m.gguf is missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--kv-memory", "lots"),
-        ("--threads", "0"),
-        ("--device", "cuda:x"),
-        ("--kernels", "gpu"),
-        ("--policy", "sjf"),
-        ("--cors-origins", "foo"),
-        ("--api-keys", "/no/such"),
-        ("--chat-template", "/no/such"),
-    ],
-)
-@pytest.mark.parametrize("command", ["up", "demo"])
-def test_a_bad_setting_is_bad_usage(
-    command: str, flag: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A flag of a service is checked by the command itself, before the model is prepared or anything starts: exit
-    code 2, as the service would end.
-    """
-    path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
-    assert main([command, str(path), flag, value]) == 2
-    assert f"octavo: error: {flag}" in capsys.readouterr().err
-    with pytest.raises(ModelError):
-        open_prepared(str(path))
-
-
-def test_a_bad_variable_is_bad_usage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A variable is as good as its flag, and a port beyond the last as any other value."""
-    model = str(write_gguf(tmp_path / "m.gguf", byte_level_metadata()))
-    assert main(["up", model, "--gateway-port", "65536"]) == 2
-    monkeypatch.setenv("OCTAVO_THREADS", "x")
-    assert main(["up", model]) == 2
-    assert "OCTAVO_THREADS='x': must be a whole number" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("argv", [["load"], ["complete", "x"], ["up", "m"]])
-def test_a_bad_key_is_named_by_its_variable_and_not_shown(
-    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What cannot be sent stops the command; the key itself is nobody's to read."""
-    monkeypatch.setenv("OCTAVO_API_KEY", "bad secret")
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    assert ended.value.code == 2
-    told = "octavo: error: OCTAVO_API_KEY: must be printable ASCII without spaces\n"
-    assert capsys.readouterr() == ("", told)
-
-
 def test_prepare_says_where_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command prints the folder and the revision, and exits 0."""
     path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
     assert main(["prepare", str(path), "--output", str(tmp_path / "out")]) == 0
     model = open_prepared(str(tmp_path / "out"))
     assert f"prepared m in {tmp_path / 'out'}, revision {model.revision[:12]}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["chat"],
-        ["complete", "x"],
-        ["load"],
-        ["kv"],
-        ["requests"],
-        ["cancel", "1"],
-        ["bench"],
-        ["health", "127.0.0.1:1"],
-        ["pull", "m"],
-        ["up", "m"],
-        ["version"],
-    ],
-)
-def test_a_misspelt_variable_stops_every_command(
-    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A client would take its default and ask somebody else: it stops with the name and the likely one instead."""
-    monkeypatch.setenv("OCTAVO_ADRESS", "127.0.0.1:1")
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    assert ended.value.code == 2
-    told = "octavo: error: OCTAVO_ADRESS: no Octavo program knows this variable; did you mean OCTAVO_ADDRESS? "
-    assert capsys.readouterr() == ("", f"{told}Rename or unset it\n")
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("http://127.0.0.1:50051", "host:port without http://, is 'http://127.0.0.1:50051'"),
-        ("localhost:99999", "host:port with a port from 1 to 65535, is 'localhost:99999'"),
-        ("localhost", "host:port, is 'localhost'"),
-    ],
-)
-def test_an_address_that_is_none_is_told_apart(
-    address: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A scheme before it and a port beyond the last are named as such, from flag and variable alike."""
-    with pytest.raises(SystemExit):
-        main(["chat", "--address", address])
-    assert f"--address: must be {words}" in capsys.readouterr().err
-    monkeypatch.setenv("OCTAVO_ADDRESS", address)
-    # A command that does not ask there stops too: else it would tell of another cell than the one that was meant.
-    for argv in (["complete", "x"], ["load"]):
-        with pytest.raises(SystemExit) as ended:
-            main(argv)
-        assert ended.value.code == 2
-        assert f"OCTAVO_ADDRESS: must be {words}" in capsys.readouterr().err
 
 
 def test_version_names_what_octavo_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,6 +270,18 @@ def test_the_ready_message_names_every_address() -> None:
     assert "operator's API at 127.0.0.1:50054" in message
     assert re.search(r"gateway +http://127\.0\.0\.1:9101/metrics", message)
     assert re.search(r"executor-0 +http://127\.0\.0\.1:9103/metrics", message)
+
+
+def test_what_is_printed_can_be_pasted_into_a_shell() -> None:
+    """Below the addresses all is comments and commands; the Python program reaches Python as it is."""
+    address = "127.0.0.1:50051"
+    _, mark, commands = ready_message("m", cell(address)).partition("# talk to it\n")
+    assert mark
+    subprocess.run(["bash", "-n"], input=commands, text=True, check=True)
+    _, mark, last = commands.partition("# the same chat from Python")
+    stand_in = f'python() {{ [ "$*" = - ] && cat; }}\n{mark}{last}'
+    done = subprocess.run(["bash"], input=stand_in, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == python_program(address)
 
 
 @pytest.mark.asyncio

@@ -29,10 +29,13 @@ async def test_health_is_that_of_grpc(prepared: PreparedModel) -> None:
     """200 while requests are served, 503 with when to ask again while not; both ends change together."""
     async with served(prepared) as (stack, http):
         assert (await http.get("/health")).json() == {"status": "serving"}
+        assert (await http.head("/health")).status_code == (await http.head("/version")).status_code == 200
         stack.scheduler.send_pools([])
         await stack.wait_health(False)
         sick = await http.get("/health")
         assert (sick.status_code, sick.json(), sick.headers["retry-after"]) == (503, {"status": "not_serving"}, "1")
+        asked = await http.head("/health")
+        assert (asked.status_code, asked.content, asked.headers["retry-after"]) == (503, b"", "1")
         refused = await http.post("/v1/completions", json=COMPLETION)
         assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable_error")
         assert int(refused.headers["retry-after"]) >= 1

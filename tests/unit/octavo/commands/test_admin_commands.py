@@ -49,6 +49,23 @@ def test_requests_are_a_table_in_the_order_of_the_api(gateway: FakeGateway, caps
     assert capsys.readouterr().out == "no live requests\n"
 
 
+def test_the_table_is_no_wider_than_what_it_tells(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column that is empty for every request is left out, and of a long id the end is shown; where two have one end,
+    both are whole.
+    """
+    cell, other = "0123456789abcdef" * 2, "fedcba9876543210" + "0123456789abcdef"
+    gateway.live = [request(f"{cell}-1", executors=["h:1"]), request(f"{cell}-2")]
+    assert main(["requests", "--address", gateway.admin_address]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "id      state    model  prompt  output  cached  blocks    age  executors",
+        "cdef-1  running  m           0       0       0       0  1m05s  h:1",
+        "cdef-2  running  m           0       0       0       0  1m05s  -",
+    ]
+    gateway.live = [request(f"{cell}-1"), request(f"{other}-1")]
+    assert main(["requests", "--address", gateway.admin_address]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [f"{cell}-1", f"{other}-1"]
+
+
 def test_what_clients_name_their_requests_cannot_break_the_table(
     gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:

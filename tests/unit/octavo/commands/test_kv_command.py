@@ -105,9 +105,11 @@ def test_a_ledger_its_map_and_its_sequences(gateway: FakeGateway, capsys: pytest
 
 
 def test_a_large_ledger_is_drawn_in_cells(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cell bears the letter of who holds most of it, a line begins with its first block, and numbers may be large."""
+    """A cell bears the letter of who holds most of what is held of it, a line begins with its first block, lines that
+    are alike are told once, and numbers may be large.
+    """
     ledger = executor(
-        [OWNED] * 3 + [FREE] * 1021,
+        [OWNED] * 2 + [FREE] * 1022,
         size=100,
         total_blocks=102_400,
         free_blocks=102_150,
@@ -123,11 +125,25 @@ def test_a_large_ledger_is_drawn_in_cells(gateway: FakeGateway, capsys: pytest.C
         executors=[ledger], sequences=[sequence(1, *first), sequence(2, *second)]
     )
     lines = shown(gateway, capsys)
-    assert "  a character is 100 blocks, what most of them are (letters: held by, . free)" in lines
-    rows = [line for line in lines if line.endswith("." * 60)]
-    assert rows[0] == f"         1  AAB{'.' * 61}"
-    assert rows[-1] == f"     96001  {'.' * 64}"
-    assert len(rows) == 16
+    caption = lines.index("  a character is 100 blocks: who holds any of them, else what most of them are")
+    assert lines[caption + 1 : caption + 5] == [
+        "  (letters: held by, . free)",
+        f"         1  AAB{'.' * 61}",
+        f"      6401  {'.' * 64}",
+        "       ...  14 lines more like this",
+    ]
+
+
+def test_a_sequence_of_few_blocks_is_seen_in_a_large_ledger(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a cell is a hundred blocks and most of them are free or cached, who holds one of them is shown there."""
+    ledger = executor([FREE, CACHED, SHARED] + [FREE] * 61, size=100, total_blocks=6400, owned_blocks=14)
+    gateway.kv_state = admin_pb2.GetKvStateResponse(
+        executors=[ledger], sequences=[sequence(1, *range(1, 14)), sequence(2, 150), sequence(3, 250)]
+    )
+    (row,) = [line for line in shown(gateway, capsys) if line.endswith("." * 61)]
+    assert row == f"         1  AB+{'.' * 61}"
 
 
 def test_many_sequences_run_out_of_letters(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
