@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from stack import ProcessStack, plan_processes, wait_idle, wait_serving
 import octavo
 from octavo.models.prepare import prepare
 from octavo.models.prepared import PreparedModel, open_prepared
+from octavo.terminal.kv_report import short_id
 
 TIMEOUT = 60.0
 OCTAVO = (sys.executable, "-m", "octavo")
@@ -77,9 +79,14 @@ def run(
     return done
 
 
-def start(environ: dict[str, str], *argv: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """Start a command; its errors are piped."""
-    return subprocess.Popen([*OCTAVO, *argv], env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True)
+@contextmanager
+def started(environ: dict[str, str], *argv: str, stdout: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    """Run a command, its errors piped, beside the body; it has ended behind it, whatever happens."""
+    with subprocess.Popen([*OCTAVO, *argv], env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 async def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -240,39 +247,43 @@ async def test_complete_writes_the_text_alone_and_is_quiet_when_nobody_reads_on(
         expected = await client.complete("once upon", temperature=0, max_tokens=6)
     assert done.stdout == expected.text
     assert re.match(r"6 tokens written, prompt \d+, .*seed \d+\n$", done.stderr)
-    process = start(environ, "complete", "once", *FOREVER, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert await asyncio.to_thread(process.stdout.read, 1)
-    process.stdout.close()
-    assert await end_of(process) == (141, "")
+    with started(environ, "complete", "once", *FOREVER, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.read, 1)
+        process.stdout.close()
+        assert await end_of(process) == (141, "")
 
 
 @pytest.mark.asyncio
 async def test_requests_load_and_cancel_see_the_same_live_request(stack: ProcessStack, environ: dict[str, str]) -> None:
     """A running completion is listed and counted; cancelled by the beginning of its id, its client says who did it."""
-    process = start(environ, "complete", "once", *FOREVER)
-    (live,) = await live_requests(stack, 1)
-    (listed,) = json.loads((await asyncio.to_thread(run, environ, "requests", "--json")).stdout)
-    assert (listed["request_id"], listed["state"], listed["model"]) == (live.request_id, "running", stack.model.name)
-    assert listed["completion_tokens"] >= live.completion_tokens
-    assert live.request_id in (await asyncio.to_thread(run, environ, "requests")).stdout
-    load = json.loads((await asyncio.to_thread(run, environ, "load", "--json")).stdout)
-    (executor,) = load["executors"]
-    assert (load["live_requests"], executor["running_sequences"]) == (1, 1)
-    assert executor["owned_blocks"] > 0
-    done = await asyncio.to_thread(run, environ, "cancel", live.request_id[:-1])
-    assert done.stdout == f"cancelled {live.request_id}\n"
-    code, errors = await end_of(process)
-    assert code == 1
-    assert re.match("octavo: error: .*\nhint: somebody cancelled it by `octavo cancel`\n$", errors)
-    gone = await asyncio.to_thread(run, environ, "cancel", live.request_id, code=1)
-    assert "no live request has the id" in gone.stderr
+    with started(environ, "complete", "once", *FOREVER) as process:
+        (live,) = await live_requests(stack, 1)
+        (listed,) = json.loads((await asyncio.to_thread(run, environ, "requests", "--json")).stdout)
+        assert (listed["request_id"], listed["state"], listed["model"]) == (
+            live.request_id,
+            "running",
+            stack.model.name,
+        )
+        assert listed["completion_tokens"] >= live.completion_tokens
+        assert short_id(live.request_id) in (await asyncio.to_thread(run, environ, "requests")).stdout
+        load = json.loads((await asyncio.to_thread(run, environ, "load", "--json")).stdout)
+        (executor,) = load["executors"]
+        assert (load["live_requests"], executor["running_sequences"]) == (1, 1)
+        assert executor["owned_blocks"] > 0
+        done = await asyncio.to_thread(run, environ, "cancel", live.request_id[:-1])
+        assert done.stdout == f"cancelled {live.request_id}\n"
+        code, errors = await end_of(process)
+        assert code == 1
+        assert re.match("octavo: error: .*\nhint: somebody cancelled it by `octavo cancel`\n$", errors)
+        gone = await asyncio.to_thread(run, environ, "cancel", live.request_id, code=1)
+        assert "no live request has the id" in gone.stderr
 
 
 @pytest.mark.asyncio
 async def test_ctrl_c_ends_complete_with_130_and_its_request(stack: ProcessStack, environ: dict[str, str]) -> None:
     """An interrupted completion leaves nothing running in the cell."""
-    process = start(environ, "complete", "once", *FOREVER)
-    await live_requests(stack, 1)
-    process.send_signal(signal.SIGINT)
-    assert await end_of(process) == (130, "octavo: interrupted\n")
+    with started(environ, "complete", "once", *FOREVER) as process:
+        await live_requests(stack, 1)
+        process.send_signal(signal.SIGINT)
+        assert await end_of(process) == (130, "octavo: interrupted\n")

@@ -170,7 +170,8 @@ async def _describe(api: Api, endpoint: Endpoint) -> Finding:
         async with AsyncClient(endpoint.address) as client:
             models = await client.list_models(timeout=_TIMEOUT)
     except UnauthenticatedError as error:
-        return Finding(_SERVICES, subject, Level.NOTE, f"asks for an API key: {error}", API_KEY_HINT)
+        text = "asks for an API key" + (", and not the one that it got" if error.reason == "INVALID_API_KEY" else "")
+        return Finding(_SERVICES, subject, Level.NOTE, text, API_KEY_HINT)
     except ServiceError as error:
         return Finding(_SERVICES, subject, Level.NOTE, f"does not list its models: {error}", "repeat this in a moment")
     told = ", ".join(f"{model.name} ({counted(model.ready_executors, 'executor')} ready)" for model in models)

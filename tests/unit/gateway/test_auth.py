@@ -75,8 +75,8 @@ def test_without_a_file_everybody_is_the_default_tenant() -> None:
     [
         ("", "has no keys"),
         ("# nothing\n\n", "has no keys"),
-        (f"alice {KEY}\n{OTHER_KEY}\n", "line 2: must be a tenant and a key"),
-        (f"\nalice {KEY} more\n", "line 2: must be a tenant and a key"),
+        (f"alice {KEY}\n{OTHER_KEY}\n", "line 2: must be a tenant and a key, .*, has 1 word$"),
+        (f"\nalice {KEY} more\n", "line 2: must be a tenant and a key, .*, has 3 words$"),
         (f"alice {KEY}\nbob {KEY}\n", "line 2: the key is that of line 1"),
         ("alice 1234567", "line 1: a key has at least 8"),
         ("alice pässwörter", "line 1: a key has at least 8"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from octavo.rpc.settings import SettingsError, parse_bytes, read, variable_of
+from octavo.rpc.settings import Settings, SettingsError, parse_bytes, read, variable_of
 from octavo.settings import (
     ALL_SETTINGS,
     ExecutorSettings,
@@ -70,6 +71,41 @@ def test_bad_value_names_its_source(argv: list[str], environ: dict[str, str], wo
     """A bad value is refused with the flag or variable it came from and what is wanted."""
     with pytest.raises(SettingsError, match=words):
         read(SchedulerSettings, argv, environ, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("settings", "argv", "words"),
+    [
+        (SchedulerSettings, ["--policy", "sjf"], r"--policy='sjf': must be one of fcfs, .*, or package.module:Class"),
+        (SchedulerSettings, ["--policy", "a.b:"], "--policy='a.b:'"),
+        (SchedulerSettings, ["--executors", "foo"], r"--executors='foo': must be host:port.*; 'foo' is not host:port"),
+        (SchedulerSettings, ["--executors", "a:1,http://b:2"], "'http://b:2' is not host:port without http://"),
+        (SchedulerSettings, ["--executors", " , "], "--executors=' , ': must be host:port"),
+        (GatewaySettings, ["--cors-origins", "foo"], "--cors-origins='foo': must be .* such as https://example.org"),
+        (GatewaySettings, ["--cors-origins", "https://a.org/"], "--cors-origins='https://a.org/'"),
+        (GatewaySettings, ["--cors-origins", "https://A.org"], "--cors-origins"),
+        (GatewaySettings, ["--api-keys", "/no/such"], "--api-keys='/no/such': must be a file that can be read"),
+        (GatewaySettings, ["--chat-template", "/"], "--chat-template='/': must be a file that can be read"),
+        (ExecutorSettings, ["--device", "gpu"], "--device='gpu': must be one of cpu"),
+        (ExecutorSettings, ["--kernels", "gpu"], "--kernels='gpu': must be one of reference, cpu"),
+    ],
+)
+def test_names_that_nothing_has_are_refused(settings: type[Settings], argv: list[str], words: str) -> None:
+    """By the flag and with what there is, by whoever reads the settings: the service, or what starts it."""
+    given = argv if settings is SchedulerSettings else [*argv, "--model", "m"]
+    with pytest.raises(SettingsError, match=words):
+        read(settings, given, {}, KNOWN)
+
+
+def test_names_that_something_has_are_taken(tmp_path: Path) -> None:
+    """Policies of the user's own, lists of addresses with a space or an end too many, origins of every kind, files."""
+    (tmp_path / "keys").touch()
+    scheduler = read(SchedulerSettings, ["--policy", "my.own:Policy", "--executors", "a:1, [::1]:2,"], {}, KNOWN)
+    assert (scheduler.policy, scheduler.executors) == ("my.own:Policy", "a:1, [::1]:2,")
+    origins = "https://a.org,http://localhost:3000,http://[::1]:1,chrome-extension://abc,*"
+    flags = ["--model", "m", "--cors-origins", origins, "--api-keys", str(tmp_path / "keys")]
+    gateway = read(GatewaySettings, flags, {}, KNOWN)
+    assert (gateway.cors_origins, gateway.api_keys) == (tuple(origins.split(",")), str(tmp_path / "keys"))
 
 
 @pytest.mark.parametrize("flag", ["--max-num-batched-tokens", "--threads", "--max-num-seqs", "--block-size"])

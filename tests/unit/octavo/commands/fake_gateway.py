@@ -99,6 +99,12 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         usage = pb.Usage(prompt_tokens=5, completion_tokens=len(words), cached_tokens=self._fake.cached_tokens)
         yield pb.GenerateResponse(usage=usage)
 
+    def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:  # noqa: N802
+        """A token for each word."""
+        self._fake.refuses(context)
+        text = request.text or " ".join(each.content for each in request.chat.messages)
+        return pb.TokenizeResponse(token_ids=range(len(text.split())))
+
 
 class _Models(model_pb2_grpc.ModelServiceServicer):
     def __init__(self, fake: FakeGateway) -> None:

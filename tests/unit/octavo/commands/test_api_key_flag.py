@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
 import sys
 
 import pytest
@@ -51,6 +52,28 @@ def test_a_key_goes_with_the_call(
     assert capsys.readouterr().out.startswith("yes")
 
 
+@pytest.mark.parametrize("source", ["flag", "variable"])
+def test_bench_shows_the_key_of_a_gateway(source: str, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every call: the model, the tokens of the prompts, and each request. OpenAI's key is another server's."""
+    monkeypatch.setenv("OPENAI_API_KEY", "another-key")
+    flags = ["--requests", "2", "--input-tokens", "4", "--output-tokens", "1", "--address", gateway.address]
+    if source == "flag":
+        flags += ["--api-key", KEY]
+    else:
+        monkeypatch.setenv("OCTAVO_API_KEY", KEY)
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "bench", *flags], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(gateway.requests) == 2 + 2  # and the warm-up
+
+
+def test_bench_names_a_key_that_cannot_be_sent(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its flag, and without showing it."""
+    assert main(["bench", "--address", gateway.address, "--api-key", "bad secret"]) == 1
+    assert capsys.readouterr().err.startswith("octavo: error: --api-key: must be printable ASCII without spaces")
+
+
 @pytest.mark.parametrize("argv", [*COMMANDS, ["bench", "--requests", "1"]])
 def test_without_a_key_it_is_said_how_to_give_one(
     argv: list[str], gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -77,7 +100,7 @@ def test_the_doctor_says_that_a_key_is_missing(gateway: FakeGateway, monkeypatch
     """Not that it would go away by itself; with a key the models are listed."""
     (found,) = asyncio.run(check_services({GATEWAY: [gateway.address]}))
     assert found.level is Level.NOTE
-    assert "asks for an API key" in found.text
+    assert found.text == "asks for an API key"
     assert found.advice == API_KEY_HINT
     monkeypatch.setenv("OCTAVO_API_KEY", KEY)
     (found,) = asyncio.run(check_services({GATEWAY: [gateway.address]}))

@@ -57,9 +57,18 @@ def test_flags_of_scheduling_and_cache(gateway: FakeGateway, capsys: pytest.Capt
     assert not unset.HasField("cache")
 
 
+def test_texts_that_stop(gateway: FakeGateway) -> None:
+    """Each --stop is one more text that stops, as it is."""
+    flags = ["--stop", "END", "--stop", "\n\n"]
+    assert main(["complete", "--address", gateway.address, "x", *flags]) == 0
+    assert main(["complete", "--address", gateway.address, "x"]) == 0
+    assert [list(request.stopping.stop) for request in gateway.requests] == [["END", "\n\n"], []]
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
+        ("--stop", "", "must be a text of 1 to 1024 characters, has 0"),
         ("--priority", "101", "must be a whole number from -100 to 100, is '101'"),
         ("--queue-ttl", "0", "must be a number from 0.001 to 86400, is '0'"),
         ("--first-token-target", "nan", "must be a number from 0.001 to 86400, is 'nan'"),

@@ -1,0 +1,23 @@
+"""The names that settings take, and those that the services know, are the same."""
+
+from __future__ import annotations
+
+from executor_svc import kernels
+from executor_svc.server import _device
+from octavo.settings import DEVICES, KERNEL_SETS, POLICIES
+from scheduler_svc.policies.registry import BUILT_IN
+
+
+def test_policies() -> None:
+    """Every policy that comes with the scheduler can be named, and no other by a short name."""
+    assert sorted(POLICIES) == sorted(BUILT_IN)
+
+
+def test_kernel_sets() -> None:
+    """Likewise the executor's kernel sets."""
+    assert sorted(KERNEL_SETS) == sorted(kernels.KERNEL_SETS)
+
+
+def test_devices() -> None:
+    """The executor takes every device that can be named."""
+    assert [_device(name).type for name in DEVICES] == list(DEVICES)
