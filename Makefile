@@ -7,16 +7,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
+OUT ?=
+PEERS := openvino vllm transformers llamacpp
 # Files are shared out among processes; the tests of one file share its models and run in one.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve model test test-full check fix protos baseline clean
+.PHONY: help env demo serve model test test-full check fix protos baseline bench bench-envs bench-peers clean
 # One goal after the other, also under -j: they share the environment and the ports.
 .NOTPARALLEL:
 
 help: ## show this
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  MODEL=$(MODEL) names the model of demo and serve; ARGS="..." adds flags of `octavo demo`, `octavo up` or pytest.'
 
@@ -60,6 +62,23 @@ protos: $(STAMP) ## make the Python stubs again from protos/
 baseline: $(STAMP) ## at a release: hold today's contracts against later ones
 	$(BIN)/buf build protos --output protos/baseline.binpb
 
-clean: ## remove the environment and everything made; fetched models stay
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+bench: $(STAMP) ## measure how fast Octavo serves, against the floor of this machine, into OUT
+	@mkdir -p .bench
+	@$(BIN)/python bench/serve.py --json $(or $(OUT),.bench/serve.json) $(ARGS)
+
+# A peer that cannot be installed here must not keep the others from being measured: it is reported with the figures.
+bench-peers: $(STAMP) ## measure Octavo beside its peers, in turns, into OUT and a picture (an hour)
+	@mkdir -p .bench
+	@$(MAKE) --no-print-directory --keep-going bench-envs || true
+	@$(BIN)/python bench/peers.py --json $(or $(OUT),.bench/peers.json) $(ARGS)
+
+bench-envs: $(PEERS:%=.bench/%/.made) ## make an environment for each peer in .bench (8 GB)
+
+.bench/%/.made: bench/envs/%.txt bench/envs/make_env.sh
+	@mkdir -p .bench
+	@bash bench/envs/make_env.sh $*
+	@touch $@
+
+clean: ## remove the environments and everything made; fetched models stay
+	rm -rf $(VENV) .bench build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

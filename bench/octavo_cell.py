@@ -1,0 +1,109 @@
+"""Octavo as people run it: gateway, scheduler and executor, a process each, started as `octavo up` starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import load
+import machine
+import workloads
+from workloads import Workload
+
+from octavo.bench.target import Target
+from octavo.local.plan import PlanOptions, plan_cell
+from octavo.local.probe import wait_until_serving
+from octavo.local.supervisor import StartError, Supervisor
+from octavo.models.prepared import PreparedModel
+
+KV_MEMORY = "4GiB"
+"""What every engine gets for keys and values, where it can be told."""
+_PORTS = dict.fromkeys(
+    ("gateway_port", "scheduler_port", "executor_port", "admin_port", "http_port", "metrics_port"), 0
+)
+_NUM_WARM_UPS = 2
+
+
+@dataclass
+class OctavoCell:
+    """A cell that serves. `served` is what the executor says of itself: dtype, kernels, threads, kv_tokens and more."""
+
+    model: PreparedModel
+    target: Target
+    pids: tuple[int, ...]
+    start_seconds: float
+    served: dict[str, Any]
+
+    @property
+    def num_ids(self) -> int:
+        """Where the ids of this model's workloads end."""
+        return min(workloads.NUM_IDS, self.model.vocab_size)
+
+    async def run(self, workload: Workload) -> dict[str, Any]:
+        """Send a workload through the gateway; see load.drive. The peak memory is that of this run."""
+        machine.forget_peaks(self.pids)
+        figures = await load.drive(self.target, workload)
+        return figures | {"peak_rss_mib": machine.peak_rss_mib(self.pids)}
+
+    async def warm_up(self) -> None:
+        """Let what is made at first use be made."""
+        for number in range(_NUM_WARM_UPS):
+            await load.drive(self.target, workloads.warm_up(number, num_ids=self.num_ids))
+
+
+@contextlib.asynccontextmanager
+async def open_cell(model: PreparedModel, flags: Mapping[str, str]) -> AsyncIterator[OctavoCell]:
+    """Start the three services with further flags by settings field, warm them up, and stop them at the end.
+
+    Raises PlanError for a bad flag, StartError where a service does not come up.
+    """
+    options = PlanOptions(extra={"kv_memory": KV_MEMORY, **flags}, **_PORTS)  # type: ignore[arg-type]
+    plan = plan_cell(model, options)
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as logs:
+        supervisor = Supervisor(plan, Path(logs), _say_nothing, wait_until_serving)
+        start = time.perf_counter()
+        try:
+            await supervisor.start()
+            start_seconds = time.perf_counter() - start
+            target = load.grpc_target(plan.gateway_address)
+            try:
+                await target.describe()  # the target learns the model's name
+                served = _served(Path(logs) / "executor-0.log")
+                cell = OctavoCell(model, target, tuple(supervisor.pids().values()), start_seconds, served)
+                await cell.warm_up()
+                yield cell
+            finally:
+                await target.close()
+        finally:
+            await supervisor.stop()
+
+
+def flags_of(settings: list[str], **named: object) -> dict[str, str]:
+    """Return flags by settings field, from NAME=VALUE and from what was named and is not None. Raises ValueError."""
+    flags = {name: str(value) for name, value in named.items() if value is not None}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set {text}: give NAME=VALUE, as in kv_memory=2GiB")
+        flags[name.strip("-").replace("-", "_")] = value
+    return flags
+
+
+def _served(log: Path) -> dict[str, Any]:
+    """Return what the executor logged when it began to serve. Raises StartError where it did not."""
+    for line in log.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            fields = json.loads(line)
+            if isinstance(fields, dict) and "dtype" in fields:
+                return fields
+    raise StartError(f"{log} does not say what is served: run with log_level info")
+
+
+def _say_nothing(line: str) -> None:
+    """Take a line of progress."""
