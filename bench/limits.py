@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_name("stream_read.c")
@@ -32,6 +33,11 @@ class Limits:
     peak_type: str
     peak_rows: int
     num_threads: int
+
+
+def known_or_measured(file: Path | None, num_threads: int | None = None) -> Limits:
+    """Return the limits that a file holds, as this program prints them, or measure them. Raises OSError, ValueError."""
+    return measure_apart(num_threads) if file is None else Limits(**json.loads(file.read_text(encoding="utf-8")))
 
 
 def measure_apart(num_threads: int | None = None, *, seconds: float = 2.0, mebibytes: int = 1024) -> Limits:
@@ -100,7 +106,7 @@ def _peak_rate(num_threads: int, seconds: float) -> tuple[float, str, int]:
         for rows in _ROWS:
             inputs = torch.randn(rows, _INNER).to(dtype)
             with torch.inference_mode():
-                best = _best_time(lambda inputs=inputs, weight=weight: linear(inputs, weight), seconds)
+                best = _best_time(partial(linear, inputs, weight), seconds)
             found.append((2.0 * rows * _INNER * _OUTER / best, str(dtype).removeprefix("torch."), rows))
     return max(found)
 

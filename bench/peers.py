@@ -178,7 +178,7 @@ def main() -> int:
     parser.add_argument("--png", type=Path, metavar="OUT", help="the picture [default: beside the JSON file]")
     add_load_flags(parser)
     args = parser.parse_args()
-    measured = limits.measure_apart(_num_threads(args))
+    measured = limits.known_or_measured(args.limits, _num_threads(args))
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "machine": machine.describe(),

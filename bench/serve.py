@@ -141,6 +141,9 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="as for the executor [default: auto]")
     parser.add_argument("--threads", type=int, help="threads that compute [default: all cores]")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a further flag of a service")
+    parser.add_argument(
+        "--limits", type=Path, metavar="FILE", help="what bench/limits.py printed [default: measure it now]"
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
 
 
@@ -164,7 +167,7 @@ def main() -> int:
     args = parser.parse_args()
     folder = make_models.ensure(args.model, report=lambda line: print(line, file=sys.stderr))
     threads = args.threads or len(os.sched_getaffinity(0))
-    figures = uvloop.run(run(args, folder, limits.measure_apart(threads)))
+    figures = uvloop.run(run(args, folder, limits.known_or_measured(args.limits, threads)))
     print_table(figures)
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")

@@ -19,11 +19,11 @@ _ENVIRONMENT = Path(sys.prefix)
 class LlamaCpp(protocol.Engine):
     """The server, as a process."""
 
-    def __init__(self, args: argparse.Namespace, file: Path) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         port = servers.free_port()
         program = str(_ENVIRONMENT / "bin" / "llama-server")
         threads = str(args.threads)
-        command = [program, "--model", str(file), "--host", "127.0.0.1", "--port", str(port), "--alias", "model"]
+        command = [program, "--model", str(args.model), "--host", "127.0.0.1", "--port", str(port), "--alias", "model"]
         command += ["--threads", threads, "--threads-batch", threads, "--parallel", str(_SLOTS)]
         command += ["--ctx-size", str(_SLOTS * _SLOT_TOKENS), "--no-kv-unified", "--no-webui"]
         self._server = servers.start(command, port, dict(os.environ))
@@ -50,4 +50,4 @@ def convert(model: Path) -> Path:
 
 
 if __name__ == "__main__":
-    protocol.main(lambda args: LlamaCpp(args, convert(args.model)))
+    protocol.main(LlamaCpp, convert=convert)

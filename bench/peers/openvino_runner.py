@@ -17,7 +17,7 @@ import protocol
 class OpenVino(protocol.Engine):
     """The pipeline in this process."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         import numpy
         import openvino
         import openvino_genai
@@ -30,7 +30,7 @@ class OpenVino(protocol.Engine):
         scheduler.max_num_seqs = 256
         scheduler.dynamic_split_fuse = True
         properties = {"INFERENCE_NUM_THREADS": args.threads}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(args.model), scheduler, "CPU", properties)
         self.label = "OpenVINO GenAI fp16"
         self.versions = f"openvino-genai {openvino_genai.__version__}"
 
@@ -59,4 +59,4 @@ def export(model: Path) -> Path:
 
 
 if __name__ == "__main__":
-    protocol.main(lambda args: OpenVino(args, export(args.model)))
+    protocol.main(OpenVino, convert=export)

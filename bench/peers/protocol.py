@@ -41,8 +41,13 @@ class Engine:
         """End what was started."""
 
 
-def main(make_engine: Callable[[argparse.Namespace], Engine], *modes: str) -> None:
-    """Run an engine until the input ends. `modes`: values of --mode, the first one the default."""
+def main(
+    make_engine: Callable[[argparse.Namespace], Engine], *modes: str, convert: Callable[[Path], Path] | None = None
+) -> None:
+    """Run an engine until the input ends. `modes`: values of --mode, the first one the default.
+
+    `convert` returns the model in the engine's own form, made if need be; it is no part of the time to load.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -55,6 +60,7 @@ def main(make_engine: Callable[[argparse.Namespace], Engine], *modes: str) -> No
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     engine = None
     try:
+        args.model = args.model if convert is None else convert(args.model)
         start = time.perf_counter()
         engine = make_engine(args)
         ready = {"label": engine.label, "versions": engine.versions, "url": engine.url}

@@ -9,6 +9,9 @@ import protocol
 
 _BATCH = 16
 _ATTENTION = "sdpa"
+_PAGE_TOKENS = 256
+"""Tokens in a block of the paged cache: its own default."""
+_STEP_TOKENS = 2048
 _NO_TOKEN = -1
 """An end of sequence that no model emits."""
 
@@ -73,17 +76,21 @@ class Continuous(Transformers):
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
         self.label = "transformers continuous, bf16"
-        config = self.config(256)
-        self._set_cache(config, args.kv_gib)
-        self._manager = self._model.init_continuous_batching(generation_config=config)
+        self._manager = self._model.init_continuous_batching(
+            generation_config=self.config(256),
+            # Else it takes most of the free memory.
+            continuous_batching_config=self._transformers.ContinuousBatchingConfig(
+                page_size=_PAGE_TOKENS,
+                num_blocks=(args.kv_gib << 30) // (_PAGE_TOKENS * self._kv_bytes_per_token()),
+                max_batch_tokens=_STEP_TOKENS,
+            ),
+        )
         self._manager.start()
 
-    def _set_cache(self, config: Any, kv_gib: int) -> None:
-        """Bound the cache, which would take most of the free memory: by blocks of 32 tokens, where it can be told."""
+    def _kv_bytes_per_token(self) -> int:
         shape = self._model.config
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-        token_bytes = 2 * 2 * shape.num_hidden_layers * shape.num_key_value_heads * head_dim
-        config.block_size, config.num_blocks = 32, (kv_gib << 30) // (32 * token_bytes)
+        return 2 * 2 * int(shape.num_hidden_layers * shape.num_key_value_heads * head_dim)
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
         """See Engine. Raises RuntimeError where the manager has stopped."""

@@ -8,19 +8,22 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parents[3] / "bench"
+_NAMED_LIKE_PACKAGES = ("gateway", "scheduler")
 
 
 def load_script(name: str) -> ModuleType:
-    """Import bench/NAME.py under a name of its own, once."""
-    if name == "scheduler":
-        load_script("scheduler_cell")
-    # Only that one is imported by others, and its name is nobody else's.
-    module_name = name if name == "scheduler_cell" else f"bench_script_{name}"
+    """Import bench/NAME.py, once. A script that is named like a package gets a name of its own."""
+    module_name = f"bench_script_{name}" if name in _NAMED_LIKE_PACKAGES else name
     if module_name not in sys.modules:
         spec = importlib.util.spec_from_file_location(module_name, FOLDER / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
-        spec.loader.exec_module(module)
+        # Behind everything else, so that the packages keep their names: scripts import one another.
+        sys.path.append(str(FOLDER))
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(FOLDER))
     return sys.modules[module_name]
