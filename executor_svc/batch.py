@@ -155,6 +155,8 @@ class StageTimings:
     prepare: float = 0.0
     forward: float = 0.0
     sample: float = 0.0
+    idle: float | None = None
+    """From the end of the step before to the start of this one; None where no sequence of this one was there then."""
 
 
 class StepFailureReason(Enum):

@@ -187,6 +187,7 @@ def _timings(timings: StageTimings) -> pb.StageTimings:
         prepare=_duration(timings.prepare),
         forward=_duration(timings.forward),
         sample=_duration(timings.sample),
+        idle=None if timings.idle is None else _duration(timings.idle),
     )
 
 

@@ -20,9 +20,10 @@ from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.fingerprint import fingerprint
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.native.build import KernelBuildError
+from executor_svc.kernels.profiled import OpTimes, profiled
 from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.memory import available_memory, default_kv_memory
-from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState
+from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState, OpSeconds
 from executor_svc.model_runner import ModelRunner
 from executor_svc.models import load_model
 from executor_svc.sampler import Sampler
@@ -63,6 +64,9 @@ class ExecutorServer:
         metrics = ExecutorMetrics(registry)
         self._live_state = LiveState(self._has_session)
         registry.register(self._live_state)
+        self._op_times = OpTimes() if settings.profile_ops else None
+        if self._op_times is not None:
+            registry.register(OpSeconds(self._op_times.seconds))
         self._worker = Worker(on_answer=metrics.step_answered, check_invariants=settings.check_invariants)
         self._rpc = RpcServer(settings.bind, settings.port)
         self._servicer: ExecutorService | None = None
@@ -88,6 +92,8 @@ class ExecutorServer:
         device = _device(settings.device)
         dtype = resolve_dtype(settings.dtype, device, cpu_features())
         kernels = _kernels(settings)
+        if self._op_times is not None:
+            kernels = profiled(kernels, self._op_times)
         self._stages.done("kernels")
         prepared = open_prepared(settings.model)
         prepared.check_weights()
@@ -98,6 +104,8 @@ class ExecutorServer:
             runner = await self._worker.start(load)
             undo.push_async_callback(self._worker.stop)
             self._live_state.holdings = load.holdings
+            if self._op_times is not None:
+                self._op_times.clear()
             info = _info(settings, prepared, dtype, kernels, runner)
             servicer = self._servicer = ExecutorService(info, self._worker)
             add_ExecutorServiceServicer_to_server(servicer, self._rpc.server)

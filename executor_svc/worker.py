@@ -187,21 +187,26 @@ class Worker:
 
     def _work(self) -> None:
         failures = 0
+        ended: float | None = None
         while (item := self._queue.get()) is not None:
             session = item.session
             if session.closed:
                 continue
             if isinstance(item, _Begin):
-                failures = 0
+                failures, ended = 0, None
                 self._runner.reset()
                 self._tell(session.receive, SessionReady(session.number))
                 continue
-            waited = perf_counter() - item.submitted
+            batch, started = item.batch, perf_counter()
             refused = item.failures_told < failures
-            result = self._runner.refuse(item.batch) if refused else self._runner.run(item.batch)
+            result = self._runner.refuse(batch) if refused else self._runner.run(batch)
+            # A step of new sequences alone had nothing to go on with: the wait before it was for them to come.
+            is_fresh = len(batch.handles) == len(batch.new_sequences)
+            idle = None if ended is None or is_fresh else started - ended
+            ended = perf_counter()
             if result.failure is not None and not refused:
                 failures += 1
-            result = replace(result, timings=replace(result.timings, queue=waited))
+            result = replace(result, timings=replace(result.timings, queue=started - item.submitted, idle=idle))
             if self._check_invariants:
                 self._runner.check_invariants()
             self._tell(self._answer, item, result)

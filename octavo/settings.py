@@ -162,6 +162,7 @@ class ExecutorSettings(Settings):
         None, parse=parse_bytes, least=1, help="memory for KV blocks, such as 4GiB; default: a share of what is free"
     )
     threads: int | None = setting(None, least=1, most=1024, help="CPU threads of the model; default: all cores")
+    profile_ops: bool = setting(False, help="time each kind of op, for `octavo bench --profile`")
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")

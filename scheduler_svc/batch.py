@@ -201,12 +201,16 @@ class StepFailureReason(Enum):
 
 
 class StageTimings(NamedTuple):
-    """Where the executor's time went, in seconds. queue: from the arrival of the step to the start of work on it."""
+    """Where the executor's time went, in seconds. queue: from the arrival of the step to the start of work on it.
+
+    idle: how long the device did nothing before it; None where the step had nothing to go on with.
+    """
 
     queue: float
     prepare: float
     forward: float
     sample: float
+    idle: float | None = None
 
 
 @dataclass(frozen=True)

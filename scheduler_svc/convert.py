@@ -352,8 +352,14 @@ def _prompt_logprobs(entry: executor_pb2.RowPromptLogprobs) -> scheduler_pb2.Pro
 
 
 def _timings(timings: executor_pb2.StageTimings) -> StageTimings:
-    parts = (timings.queue, timings.prepare, timings.forward, timings.sample)
-    return StageTimings(*(max(0.0, _seconds(part)) for part in parts))
+    # Written out, since this is done at every step.
+    return StageTimings(
+        max(0.0, _seconds(timings.queue)),
+        max(0.0, _seconds(timings.prepare)),
+        max(0.0, _seconds(timings.forward)),
+        max(0.0, _seconds(timings.sample)),
+        max(0.0, _seconds(timings.idle)) if timings.HasField("idle") else None,
+    )
 
 
 def _seconds(duration: Duration) -> float:

@@ -180,9 +180,9 @@ class EngineLoop:
         batch = None if sent is None else sent.batch
         with self._guarded("update", session=session, step=result.step, batch=batch, result=result):
             events = self._engine.update(session, result, now)
-        if sent is not None:
-            self._metrics.step_answered(sent.batch, result.timings, now - sent.at)
         self._after(events, now)
+        if sent is not None:
+            self._metrics.step_answered(sent.batch, result.timings, now - sent.at, self._clock() - now)
 
     # What others ask.
 

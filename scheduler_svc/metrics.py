@@ -73,15 +73,20 @@ class SchedulerMetrics:
         stage = family(
             "step_seconds",
             "Where a step's time went in the executor: queue (arrival to start, behind the step before it), prepare, "
-            "forward, sample.",
+            "forward, sample; and idle, how long the device had waited for it.",
             STAGE_SECONDS,
             STAGES,
         )
-        self._stage_queue, self._stage_prepare, self._stage_forward, self._stage_sample = map(stage, STAGES)
+        self._stages = tuple(map(stage, STAGES))
         self._hop = family(
             "step_hop_seconds",
             "A step's round trip without the time in the executor: both ways through gRPC and both event loops.",
             HOP_SECONDS,
+        )()
+        self._publish = family(
+            "publish_seconds",
+            "Time to take one step's result in and hand what it brought to the gateways' streams.",
+            SCHEDULE_SECONDS,
         )()
 
     def rejected(self, code: grpc.StatusCode) -> None:
@@ -99,21 +104,22 @@ class SchedulerMetrics:
             if new.queue_seconds is not None:
                 self._queue.observe(new.queue_seconds)
 
-    def step_answered(self, batch: ScheduledBatch, timings: StageTimings | None, round_trip: float) -> None:
-        """Count where the time of a step went; `round_trip` is the seconds since it was sent.
+    def step_answered(
+        self, batch: ScheduledBatch, timings: StageTimings | None, round_trip: float, publish: float
+    ) -> None:
+        """Count where the time of a step went: `round_trip` seconds from its sending to its result, `publish` for that.
 
         With several steps in flight a step waits behind the one before it. It does so in the executor, whose queue
         time holds that wait, so what is left is the way there and back.
         """
         if timings is None or not batch.num_rows:
             return
-        queue, prepare, forward, sample = timings
-        self._stage_queue.observe(queue)
-        self._stage_prepare.observe(prepare)
-        self._stage_forward.observe(forward)
-        self._stage_sample.observe(sample)
+        for stage, seconds in zip(self._stages, timings, strict=True):
+            if seconds is not None:
+                stage.observe(seconds)
         # Two clocks may disagree by a little.
-        self._hop.observe(max(0.0, round_trip - queue - prepare - forward - sample))
+        self._hop.observe(max(0.0, round_trip - timings.queue - timings.prepare - timings.forward - timings.sample))
+        self._publish.observe(publish)
 
 
 class LiveState(Collector):

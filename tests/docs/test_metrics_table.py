@@ -35,7 +35,7 @@ async def test_the_tables_are_the_pages(tmp_path: Path) -> None:
     folder = make_llama(tmp_path / "tiny", seed=1)
     prepare(str(folder))
     there: set[tuple[str, str, str]] = set()
-    async with in_process(open_prepared(str(folder))) as cell:
+    async with in_process(open_prepared(str(folder)), flags={"profile_ops": "true"}) as cell:
         for service in ("gateway", "scheduler", "executor-0"):
             url = f"http://{cell.metrics_address(service)}/metrics"
             page = await asyncio.to_thread(lambda url=url: urllib.request.urlopen(url, timeout=10).read().decode())

@@ -103,7 +103,7 @@ def test_an_older_gateways_typical_p_is_off() -> None:
 
 
 def test_every_field_of_a_result_leaves() -> None:
-    """Columns, packed logprobs of outputs and prompts under their row, and the four timings come out of a frame."""
+    """Columns, packed logprobs of outputs and prompts under their row, and the timings come out of a frame."""
     # As the op gives them: a part of a wider array.
     top_ids = np.array([[7, 3, 2**32 - 1, 0], [1, 2, 3, 0]])[:, :3]
     logprobs = TokenLogprobs(-0.5, np.array([7, 3]), np.array([-0.25, -1.5], dtype=np.float32))
@@ -123,7 +123,7 @@ def test_every_field_of_a_result_leaves() -> None:
                 np.zeros((1, 0), dtype=np.float32),
             ),
         },
-        timings=StageTimings(queue=1.5, prepare=0.25, forward=0.125, sample=1e-9),
+        timings=StageTimings(queue=1.5, prepare=0.25, forward=0.125, sample=1e-9, idle=2e-5),
     )
     message = convert.step_result(result).step_result
     assert (message.session, message.step, list(message.handles)) == (1, 2, [4, 5, 6, 7, 8])
@@ -152,6 +152,9 @@ def test_every_field_of_a_result_leaves() -> None:
     assert message.timings.prepare.ToNanoseconds() == 250_000_000
     assert message.timings.forward.ToNanoseconds() == 125_000_000
     assert message.timings.sample.ToNanoseconds() == 1
+    assert message.timings.idle.ToNanoseconds() == 20_000
+    unknown = convert.step_result(StepResult(1, 2)).step_result
+    assert not unknown.timings.HasField("idle")
     assert not message.HasField("failure")
 
 

@@ -57,7 +57,7 @@ def test_a_step_counts_its_rows_its_tokens_and_its_stages() -> None:
         1,
         handles=(1, 2, 3),
         statuses=(RowStatus.OK, RowStatus.NAN, RowStatus.OK),
-        timings=StageTimings(queue=0.25, prepare=0.5, forward=1.0, sample=2.0),
+        timings=StageTimings(queue=0.25, prepare=0.5, forward=1.0, sample=2.0, idle=0.0625),
     )
     page = _page((batch, result))
     assert page[f'{PREFIX}_steps_total{{outcome="ok"}}'] == 1
@@ -67,6 +67,21 @@ def test_a_step_counts_its_rows_its_tokens_and_its_stages() -> None:
     assert page[f"{PREFIX}_step_rows_sum"] == 3
     seconds = [page[f'{PREFIX}_step_seconds_sum{{stage="{stage}"}}'] for stage in STAGES]
     assert seconds == [0.25, 0.5, 1.0, 2.0]
+    assert page[f"{PREFIX}_step_gap_seconds_sum"] == 0.0625
+
+
+def test_gaps_are_told_apart_by_tens_of_microseconds() -> None:
+    """A gap has its bucket where others would be all in one; a step that had nothing to go on with has none."""
+    batch = StepBatch(1, 1, handles=(1,), num_scheduled_tokens=(1,))
+    idle = (None, 15e-6, 25e-6, 280e-6)
+    results = [StepResult(1, 1, (1,), (RowStatus.OK,), timings=StageTimings(idle=each)) for each in idle]
+    page = _page(*((batch, result) for result in results))
+    below = {bound: page[f'{PREFIX}_step_gap_seconds_bucket{{le="{bound}"}}'] for bound in ("1e-05", "2e-05", "3e-05")}
+    assert below == {"1e-05": 0, "2e-05": 1, "3e-05": 2}
+    assert page[f'{PREFIX}_step_gap_seconds_bucket{{le="0.00025"}}'] == 2
+    assert page[f'{PREFIX}_step_gap_seconds_bucket{{le="0.0003"}}'] == 3
+    assert page[f"{PREFIX}_step_gap_seconds_count"] == 3
+    assert page[f"{PREFIX}_tokens_total"] == 4
 
 
 @pytest.mark.parametrize("reason", StepFailureReason, ids=lambda reason: reason.name.lower())

@@ -9,7 +9,15 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from executor_svc.batch import StepBatch, StepFailure, StepFailureReason, StepResult
+from executor_svc.batch import (
+    NewSequence,
+    SamplingParams,
+    StepBatch,
+    StepFailure,
+    StepFailureReason,
+    StepResult,
+    StoppingParams,
+)
 from executor_svc.worker import SessionEvent, SessionReady, Worker
 
 TIMEOUT = 10.0
@@ -98,6 +106,27 @@ async def test_events_come_in_order_from_one_thread(runner: ScriptedRunner, work
     assert all(result.timings.queue > 0 for result in results if isinstance(result, StepResult))
     assert runner.calls == [("load", 0), ("reset", 0), ("run", 1), ("run", 2), ("run", 3)]
     assert runner.threads == {"device"}
+
+
+@pytest.mark.asyncio
+async def test_a_gap_is_told_where_a_sequence_was_there(runner: ScriptedRunner, worker: Worker) -> None:
+    """From the end of a step to the start of the next; none before the first, or where all sequences are new."""
+    events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+    session = worker.open(1, events.put_nowait)
+    new = [NewSequence(handle, (5,), 1, 0, SamplingParams(0.0), StoppingParams(4)) for handle in (1, 2, 3)]
+    rows = ([1], [1], [2], [2, 3], [1, 2], [])
+    for step, (handles, fresh) in enumerate(zip(rows, (new[:1], [], new[1:2], new[2:], [], []), strict=True), start=1):
+        session.submit(StepBatch(1, step, new_sequences=tuple(fresh), handles=tuple(handles)))
+    results = [await _next(events) for _ in range(7)][1:]
+    gaps = [result.timings.idle for result in results if isinstance(result, StepResult)]
+    assert [gap is not None for gap in gaps] == [False, True, False, True, True, False]
+    assert all(gap > 0 for gap in gaps if gap is not None)
+    # Another session begins anew.
+    again = worker.open(2, events.put_nowait)
+    again.submit(StepBatch(2, 1, handles=(1,)))
+    again.submit(StepBatch(2, 2, handles=(1,)))
+    results = [await _next(events) for _ in range(3)][1:]
+    assert [result.timings.idle is None for result in results if isinstance(result, StepResult)] == [True, False]
 
 
 @pytest.mark.asyncio

@@ -20,6 +20,7 @@ from scheduler_svc.batch import (
     RowStatus,
     ScheduledBatch,
     ScheduledRow,
+    StageTimings,
     StepFailureReason,
     TokensOut,
 )
@@ -183,6 +184,17 @@ def test_every_status_and_failure_of_the_contract_is_known() -> None:
         for reason in FinishReason
     }
     assert finish_reasons == set(scheduler_pb2.FinishReason.values()) - {0}
+
+
+def test_an_idle_time_that_is_not_told_is_none() -> None:
+    """An older executor, and a step with nothing to go on with, say none; zero is a time."""
+    result = executor_pb2.StepResult(step=2)
+    result.timings.forward.FromMilliseconds(4)
+    assert convert.batch_result(result, 1).timings == StageTimings(0.0, 0.0, 0.004, 0.0)
+    result.timings.idle.FromMilliseconds(0)
+    assert convert.batch_result(result, 1).timings == StageTimings(0.0, 0.0, 0.004, 0.0, 0.0)
+    result.timings.idle.FromMicroseconds(20)
+    assert convert.batch_result(result, 1).timings == StageTimings(0.0, 0.0, 0.004, 0.0, 2e-5)
 
 
 def test_a_welcome_without_sizes_is_refused() -> None:

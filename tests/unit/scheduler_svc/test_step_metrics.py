@@ -84,9 +84,25 @@ async def test_waiting_behind_the_step_before_is_no_hop() -> None:
     assert page['octavo_step_hop_seconds_bucket{le="0.005"}'] == 2
     assert page['octavo_step_seconds_sum{stage="queue"}'] == pytest.approx(0.010)
     assert page['octavo_step_seconds_sum{stage="forward"}'] == pytest.approx(0.016)
+    assert page['octavo_step_seconds_count{stage="idle"}'] == 0
+    assert page["octavo_publish_seconds_count"] == 2
     # An executor's clock that runs fast makes no negative time.
     await bench.answer(StageTimings(0.0, 1.0, 1.0, 1.0))
     assert bench.page["octavo_step_hop_seconds_sum"] == pytest.approx(2 * 0.003)
+    await bench.finish()
+
+
+@pytest.mark.asyncio
+async def test_a_device_that_waited_is_told_apart() -> None:
+    """How long it did nothing is a stage of its own and no part of the hop, which holds that time already."""
+    bench = Bench()
+    bench.loop.submit(make_record(max_tokens=20))
+    await bench.turn()
+    bench.now += 0.012
+    await bench.answer(StageTimings(0.0, 0.001, 0.008, 0.001, idle=0.004))
+    page = bench.page
+    assert page['octavo_step_seconds_sum{stage="idle"}'] == pytest.approx(0.004)
+    assert page["octavo_step_hop_seconds_sum"] == pytest.approx(0.002)
     await bench.finish()
 
 
@@ -177,6 +193,7 @@ def test_every_series_has_its_name_and_says_what_it_is() -> None:
         "octavo_preemptions",
         "octavo_prefix_hit_tokens",
         "octavo_prefix_query_tokens",
+        "octavo_publish_seconds",
         "octavo_queue_seconds",
         "octavo_schedule_seconds",
         "octavo_scheduler_executors",
