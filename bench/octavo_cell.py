@@ -6,8 +6,8 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import workloads
 from workloads import Workload
 
 from octavo.bench.target import Target
-from octavo.local.plan import PlanOptions, plan_cell
+from octavo.local.plan import CellPlan, PlanOptions, plan_cell
 from octavo.local.probe import wait_until_serving
 from octavo.local.supervisor import StartError, Supervisor
 from octavo.models.prepared import PreparedModel
@@ -58,13 +58,16 @@ class OctavoCell:
 
 
 @contextlib.asynccontextmanager
-async def open_cell(model: PreparedModel, flags: Mapping[str, str]) -> AsyncIterator[OctavoCell]:
+async def open_cell(
+    model: PreparedModel, flags: Mapping[str, str], *, executor: Sequence[str] = ()
+) -> AsyncIterator[OctavoCell]:
     """Start the three services with further flags by settings field, warm them up, and stop them at the end.
 
-    Raises PlanError for a bad flag, StartError where a service does not come up.
+    `executor`: a script and its first arguments, run in place of the executor's own module. Raises PlanError for a bad
+    flag, StartError where a service does not come up.
     """
     options = PlanOptions(extra={"kv_memory": KV_MEMORY, **flags}, **_PORTS)  # type: ignore[arg-type]
-    plan = plan_cell(model, options)
+    plan = _with_executor(plan_cell(model, options), executor)
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as logs:
         supervisor = Supervisor(plan, Path(logs), _say_nothing, wait_until_serving)
         start = time.perf_counter()
@@ -82,6 +85,19 @@ async def open_cell(model: PreparedModel, flags: Mapping[str, str]) -> AsyncIter
                 await target.close()
         finally:
             await supervisor.stop()
+
+
+def _with_executor(plan: CellPlan, executor: Sequence[str]) -> CellPlan:
+    """Return the plan with another program for the executor."""
+    if not executor:
+        return plan
+    services = []
+    for service in plan.services:
+        python, *module = service.command[:3]
+        if module == ["-m", "executor_svc"]:
+            service = replace(service, command=(python, *executor, *service.command[3:]))
+        services.append(service)
+    return replace(plan, services=tuple(services))
 
 
 def flags_of(settings: list[str], **named: object) -> dict[str, str]:

@@ -89,15 +89,7 @@ class ExecutorServer:
         nothing is left running.
         """
         settings = self._settings
-        device = _device(settings.device)
-        dtype = resolve_dtype(settings.dtype, device, cpu_features())
-        kernels = _kernels(settings)
-        if self._op_times is not None:
-            kernels = profiled(kernels, self._op_times)
-        self._stages.done("kernels")
-        prepared = open_prepared(settings.model)
-        prepared.check_weights()
-        load = _Load(settings, prepared, dtype, device, kernels, self._stages)
+        load = plan_load(settings, self._stages, self._op_times)
         async with contextlib.AsyncExitStack() as undo:
             self._metrics_server.start()
             undo.push_async_callback(self._metrics_server.stop)
@@ -106,7 +98,7 @@ class ExecutorServer:
             self._live_state.holdings = load.holdings
             if self._op_times is not None:
                 self._op_times.clear()
-            info = _info(settings, prepared, dtype, kernels, runner)
+            info = _info(settings, load, runner)
             servicer = self._servicer = ExecutorService(info, self._worker)
             add_ExecutorServiceServicer_to_server(servicer, self._rpc.server)
             await self._rpc.start(SERVICE_NAME)
@@ -115,7 +107,7 @@ class ExecutorServer:
         for name in ("", SERVICE_NAME):
             await self._rpc.health.set(name, True)
         self._stages.done("listening")
-        figures = _figures(settings, info, dtype, kernels)
+        figures = _figures(settings, info, load)
         figures |= {"port": self.port, "metrics_port": self.metrics_port}
         figures |= {"start_seconds": round(self._stages.seconds, 3)}
         logger.info("executor serving", extra={"fields": figures})
@@ -195,7 +187,23 @@ def _kernels(settings: ExecutorSettings) -> KernelSet:
     return kernels
 
 
-class _Load:
+def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | None = None) -> Load:
+    """Return what loads the model on the device thread. `op_times`: where the ops' time is counted.
+
+    Raises SettingsError and ModelError.
+    """
+    device = _device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device, cpu_features())
+    kernels = _kernels(settings)
+    if op_times is not None:
+        kernels = profiled(kernels, op_times)
+    stages.done("kernels")
+    prepared = open_prepared(settings.model)
+    prepared.check_weights()
+    return Load(settings, prepared, dtype, device, kernels, stages)
+
+
+class Load:
     """Loads weights, takes KV memory, warms up: called once, on the device thread, whose thread pool is made here."""
 
     def __init__(
@@ -208,10 +216,10 @@ class _Load:
         stages: Stages,
     ) -> None:
         self._settings = settings
-        self._prepared = prepared
-        self._dtype = dtype
+        self.prepared = prepared
+        self.dtype = dtype
         self._device = device
-        self._kernels = kernels
+        self.kernels = kernels
         self._stages = stages
         self._weights_bytes = 0
         self.holdings: Holdings | None = None
@@ -219,9 +227,9 @@ class _Load:
 
     def __call__(self) -> ModelRunner:
         started = time.monotonic()
-        settings, dtype, device = self._settings, self._dtype, self._device
+        settings, dtype, device = self._settings, self.dtype, self._device
         torch.set_num_threads(_num_threads(settings))
-        model = load_model(self._prepared, dtype, device, self._kernels, self._progress)
+        model = load_model(self.prepared, dtype, device, self.kernels, self._progress)
         self._stages.done("weights")
         each_block = block_bytes(model.config, settings.block_size, dtype)
         limits = plan_limits(
@@ -233,14 +241,14 @@ class _Load:
                 settings.kv_memory,
             ),
             vocab_size=model.config.vocab_size,
-            max_position_embeddings=min(model.config.max_position_embeddings, self._prepared.max_position_embeddings),
+            max_position_embeddings=min(model.config.max_position_embeddings, self.prepared.max_position_embeddings),
             block_bytes=each_block,
             default_kv_memory=default_kv_memory(),
         )
         kv_bytes = limits.num_blocks * each_block
         _warn_of_memory(kv_bytes)
         kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)
-        runner = ModelRunner(model, kv_cache, Sampler(self._kernels), limits)
+        runner = ModelRunner(model, kv_cache, Sampler(self.kernels), limits)
         runner.warm_up()
         self._stages.done("warm-up")
         # The null block is nobody's.
@@ -249,7 +257,7 @@ class _Load:
         return runner
 
     def _progress(self, done: int, total: int) -> None:
-        size = self._dtype.itemsize
+        size = self.dtype.itemsize
         self._weights_bytes = total * size
         self._stages.progress("weights", done * size, total * size)
 
@@ -266,23 +274,20 @@ def _num_threads(settings: ExecutorSettings) -> int:
     return settings.threads or len(os.sched_getaffinity(0))
 
 
-def _info(
-    settings: ExecutorSettings, prepared: PreparedModel, dtype: torch.dtype, kernels: KernelSet, runner: ModelRunner
-) -> ExecutorInfo:
+def _info(settings: ExecutorSettings, load: Load, runner: ModelRunner) -> ExecutorInfo:
+    prepared = load.prepared
     return ExecutorInfo(
         incarnation=secrets.token_hex(16),
         cell=settings.cell,
         model_name=prepared.name,
         model_revision=prepared.revision,
         tokenizer_hash=prepared.tokenizer_hash,
-        fingerprint=fingerprint(model_revision=prepared.revision, dtype=dtype, kernels=kernels.build),
+        fingerprint=fingerprint(model_revision=prepared.revision, dtype=load.dtype, kernels=load.kernels.build),
         limits=runner.limits,
     )
 
 
-def _figures(
-    settings: ExecutorSettings, info: ExecutorInfo, dtype: torch.dtype, kernels: KernelSet
-) -> dict[str, object]:
+def _figures(settings: ExecutorSettings, info: ExecutorInfo, load: Load) -> dict[str, object]:
     return {
         "bind": settings.bind,
         "cell": info.cell,
@@ -291,9 +296,9 @@ def _figures(
         "model_revision": info.model_revision,
         "fingerprint": info.fingerprint,
         "device": settings.device,
-        "dtype": str(dtype).removeprefix("torch."),
-        "kernels": kernels.name,
-        "kernels_build": kernels.build,
+        "dtype": str(load.dtype).removeprefix("torch."),
+        "kernels": load.kernels.name,
+        "kernels_build": load.kernels.build,
         "threads": _num_threads(settings),
         "block_size": info.limits.block_size,
         "num_blocks": info.limits.num_blocks,

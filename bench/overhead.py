@@ -1,0 +1,238 @@
+"""What it costs to be three services: python bench/overhead.py [--json OUT].
+
+W2 (bench/workloads.py) is run through gateway, scheduler and executor, a process each, over gRPC; and by the
+scheduler's engine and the executor's device thread in one process, called directly, tokens in and out
+(bench/direct_cell.py). Both take turns, on prompts that no prefix cache has met. `services_cost_fraction` is what the
+services take longer, over the direct time: the median over pairs of runs.
+
+The gap of a step is the time from the end of the step before to its start, in the executor's device thread, while all
+sequences decode, through the services. It is taken from the executor's own record of every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import machine
+import make_models
+import uvloop
+import workloads
+from octavo_cell import KV_MEMORY, OctavoCell, flags_of, open_cell
+from workloads import Request, Workload
+
+from octavo.bench.figures import distribution
+from octavo.models.ensure import ensure_prepared
+from octavo.models.prepared import PreparedModel
+
+SCHEMA = "octavo.bench.overhead/1"
+_FOLDER = Path(__file__).parent
+_GAP_REPEAT = 20_000
+"""Far from the numbers of other runs: no prompt is met twice."""
+_GAP_PROMPT_TOKENS = 16
+
+
+class Direct:
+    """The process of bench/direct_cell.py."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def run(self, name: str, repeat: int, num_requests: int) -> dict[str, Any]:
+        """Run a workload; returns its figures."""
+        assert self._process.stdin is not None
+        line = json.dumps({"name": name, "repeat": repeat, "num_requests": num_requests})
+        self._process.stdin.write(line.encode() + b"\n")
+        await self._process.stdin.drain()
+        return await self.answer()
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the next line that it prints. Raises SystemExit where it has ended."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise SystemExit("bench/direct_cell.py has failed")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def open_direct(model: PreparedModel, flags: Mapping[str, str]) -> AsyncIterator[Direct]:
+    """Start the process with the executor's flags by settings field, wait until it is warm, and end it at the end."""
+    given = [text for name, value in flags.items() for text in (f"--{name.replace('_', '-')}", value)]
+    command = [sys.executable, str(_FOLDER / "direct_cell.py"), "--model", str(model.path), *given]
+    pipe = subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    try:
+        direct = Direct(process)
+        await direct.answer()
+        yield direct
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
+def gap_workload(repeat: int, num_sequences: int, num_output_tokens: int, num_ids: int) -> Workload:
+    """Return short prompts with outputs of one length: nearly all steps decode every sequence."""
+    mixed = workloads.build("W3", _GAP_REPEAT + repeat, num_ids=num_ids).requests
+    # Behind the prefix, where no two are alike.
+    prompts = [each.prompt[-_GAP_PROMPT_TOKENS:] for each in mixed[:num_sequences]]
+    return Workload("gaps", tuple(Request(prompt, num_output_tokens) for prompt in prompts))
+
+
+def gaps_of(steps: Iterable[Mapping[str, Any]], num_sequences: int) -> list[float]:
+    """Return the gaps before steps that decode this many sequences and do nothing else, in seconds."""
+    return [
+        step["idle"] for step in steps if step["rows"] == step["tokens"] == num_sequences and step["idle"] is not None
+    ]
+
+
+def within(steps: Iterable[dict[str, Any]], begin: float, end: float) -> list[dict[str, Any]]:
+    """Return the steps with rows whose results came in a span of time."""
+    return [step for step in steps if begin <= step["at"] <= end and step["rows"]]
+
+
+async def measure(cell: OctavoCell, direct: Direct, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run both ways in turn, and then the decoding alone. Returns one entry for each repeat."""
+    pairs: list[dict[str, Any]] = []
+    for repeat in range(args.repeats):
+        workload = workloads.build("W2", repeat, num_ids=cell.num_ids, num_requests=args.requests)
+        gaps = gap_workload(repeat, args.sequences, args.gap_tokens, cell.num_ids)
+        pair: dict[str, Any] = {}
+        # Who comes first changes, so that a machine that gets slower favours nobody.
+        for kind in ("services", "direct") if repeat % 2 else ("direct", "services"):
+            if kind == "direct":
+                pair[kind] = await direct.run("W2", repeat, args.requests)
+                continue
+            before, began = {pid: machine.cpu_seconds([pid]) for pid in cell.pids}, time.perf_counter()
+            pair[kind] = await cell.run(workload)
+            pair[kind]["span"] = (began, time.perf_counter())
+            cpu = [machine.cpu_seconds([pid]) - seconds for pid, seconds in before.items()]
+            pair[kind]["cpu_s"] = dict(zip(("gateway", "scheduler", "executor"), cpu, strict=True))
+        began = time.perf_counter()
+        await cell.run(gaps)
+        pair["gap_span"] = (began, time.perf_counter())
+        pairs.append(pair)
+        figures = f"services {pair['services']['total_s']:.2f} s, direct {pair['direct']['total_s']:.2f} s"
+        print(f"run {repeat + 1}: {figures}", file=sys.stderr)
+    return pairs
+
+
+def summarize(pairs: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], num_sequences: int) -> dict[str, Any]:
+    """Return the figures of all runs. `steps`: what the executor wrote down. Raises SystemExit: no gap."""
+    gaps: list[float] = []
+    for pair in pairs:
+        services = pair["services"]
+        own = within(steps, *services.pop("span"))
+        services |= {
+            "num_steps": len(own),
+            "busy_s": sum(step["busy"] for step in own),
+            "idle_s": sum(step["idle"] or 0.0 for step in own),
+        }
+        pair["cost_fraction"] = services["total_s"] / pair["direct"]["total_s"] - 1
+        gaps += gaps_of(within(steps, *pair.pop("gap_span")), num_sequences)
+    if not gaps:
+        raise SystemExit(f"no step has decoded {num_sequences} sequences: is --max-num-seqs below that?")
+    gap = distribution(gaps)
+    assert gap is not None
+    return {
+        "services_cost_fraction": median(pair["cost_fraction"] for pair in pairs),
+        "step_gap_ms_p50": 1e3 * gap.p50,
+        "step_gap_ms_p99": 1e3 * gap.p99,
+        "step_gap_ms_mean": 1e3 * gap.mean,
+        "num_gaps": len(gaps),
+        "pairs": list(pairs),
+    }
+
+
+async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Start both, measure, and put the figures together."""
+    prepared = ensure_prepared(str(folder), report=lambda line: print(line, file=sys.stderr))
+    notes = machine.notes()
+    flags = {"kv_memory": KV_MEMORY} | flags_of(args.set, dtype=args.dtype, threads=args.threads)
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as scratch:
+        record = Path(scratch) / "steps.json"
+        recorded = (str(_FOLDER / "recorded_executor.py"), str(record))
+        async with open_direct(prepared, flags) as direct, open_cell(prepared, flags, executor=recorded) as cell:
+            pairs = await measure(cell, direct, args)
+            served = cell.served
+        steps = json.loads(record.read_text())
+    if args.requests != workloads.NUM_REQUESTS:
+        notes.append(f"only the first {args.requests} requests of W2 were sent")
+    return {
+        "schema": SCHEMA,
+        **summarize(pairs, steps, args.sequences),
+        "model": prepared.name,
+        "revision": prepared.revision,
+        "dtype": served["dtype"],
+        "threads": served["threads"],
+        "num_requests": args.requests,
+        "num_sequences": args.sequences,
+        "machine": machine.describe(),
+        "notes": notes,
+    }
+
+
+def print_table(figures: dict[str, Any]) -> None:
+    """Print each way's medians, and the gaps."""
+    pairs = figures["pairs"]
+    print(
+        f"{figures['model']} in {figures['dtype']}, {figures['threads']} threads; W2 with {figures['num_requests']} "
+        f"requests, {len(pairs)} runs of each"
+    )
+    print(f"{'':12}{'total s':>10}{'steps':>8}{'device busy s':>16}{'gaps s':>10}")
+    for kind in ("direct", "services"):
+        runs = [pair[kind] for pair in pairs]
+        total, num_steps, busy, idle = (
+            median(each[name] for each in runs) for name in ("total_s", "num_steps", "busy_s", "idle_s")
+        )
+        print(f"{kind:12}{total:10.2f}{num_steps:8.0f}{busy:16.2f}{idle:10.3f}")
+    cpu = {name: fmean(pair["services"]["cpu_s"][name] for pair in pairs) for name in pairs[0]["services"]["cpu_s"]}
+    print("CPU of the services: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in cpu.items()))
+    print(f"the services cost {figures['services_cost_fraction']:.1%} of the direct time")
+    print(
+        f"gap between two steps with {figures['num_sequences']} sequences: p50 {figures['step_gap_ms_p50']:.3f} ms, "
+        f"p99 {figures['step_gap_ms_p99']:.3f} ms ({figures['num_gaps']} steps)"
+    )
+    for note in figures["notes"]:
+        print(f"note: {note}")
+
+
+def main() -> int:
+    """Measure, print a table, write the JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default=make_models.SMOLLM2, help="name or Hugging Face folder [default: %(default)s]"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs [default: 3]")
+    parser.add_argument(
+        "--requests", type=int, default=workloads.NUM_REQUESTS, help="send only the first of W2 [default: all]"
+    )
+    parser.add_argument("--sequences", type=int, default=64, help="that decode while gaps are taken [default: 64]")
+    parser.add_argument("--gap-tokens", type=int, default=96, help="that each of them generates [default: 96]")
+    parser.add_argument("--dtype", help="as for the executor [default: auto]")
+    parser.add_argument("--threads", type=int, help="threads that compute [default: all cores]")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a further flag of a service")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
+    args = parser.parse_args()
+    folder = make_models.ensure(args.model, report=lambda line: print(line, file=sys.stderr))
+    figures = uvloop.run(run(args, folder))
+    print_table(figures)
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
