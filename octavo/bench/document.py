@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.profile import Profile
 from octavo.bench.records import Record
 from octavo.bench.report import notes_on
 from octavo.bench.session import Outcome
@@ -31,6 +32,7 @@ def document(outcome: Outcome, started_at: datetime) -> dict[str, Any]:
         "was_stopped": outcome.result.was_stopped,
         "notes": notes_on(outcome),
         "figures": dataclasses.asdict(outcome.figures),
+        "profile": _profile(outcome.profile),
         "requests": [_request(record, outcome.result.origin) for record in outcome.result.records],
     }
 
@@ -54,6 +56,10 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
     for name in ("trace", "prompts"):
         settings[name] = str(settings[name]) if settings[name] is not None else None
     return settings
+
+
+def _profile(profile: Profile | None) -> dict[str, Any] | None:
+    return None if profile is None else dataclasses.asdict(profile) | {"seconds": profile.seconds}
 
 
 def _request(record: Record, origin: float) -> dict[str, Any]:

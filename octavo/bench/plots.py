@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ _LOG_SPREAD = 12.0
 """Longest over median from which an axis of times is logarithmic: a tail would leave the rest no room."""
 _BINS = 60
 _MOST_BAR_WIDTH = 6.0
+_PART_COLORS = (
+    *("#d8d8d8", "#f0b35a", "#2f6db5", "#7aa6d8", "#2e8b78", "#86c5b5"),
+    *("#7d5ba6", "#bda3d6", "#8a8a8a", "#c9b458", "#c23b3b"),
+)
+"""Of the parts on the device, in their order: idle is pale, sampling red."""
+_AROUND_COLORS = ("#f0b35a", "#4c4c4c", "#b9b9b9")
 
 
 def draw(outcome: Outcome, path: Path) -> None:
@@ -37,6 +44,36 @@ def draw(outcome: Outcome, path: Path) -> None:
     _timeline(axes[1][0], records, origin)
     _rates(axes[1][1], records, origin, figures.duration)
     figure.suptitle(_title(outcome), fontsize=10.5, color=_INK, x=0.01, ha="left")
+    figure.savefig(path, format="png")
+
+
+def draw_profile(outcome: Outcome, path: Path) -> None:
+    """Write the picture of a step, bars of its parts, as PNG. The run must have a profile. Raises OSError."""
+    profile = outcome.profile
+    assert profile is not None
+    figure = Figure(figsize=(12.0, 4.6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    _frame(axes, "Where the time of a step goes", "milliseconds a step", "")
+    handles = []
+    for row, parts in enumerate((profile.device, profile.around)):
+        left, colors = 0.0, _PART_COLORS if row == 0 else _AROUND_COLORS
+        for (part, seconds), color in zip(parts.items(), itertools.cycle(colors)):
+            bar = axes.barh(row, 1000 * seconds, left=left, height=0.55, color=color, edgecolor="white", linewidth=0.6)
+            handles.append((bar.patches[0], f"{part}  {1000 * seconds:.3f} ms"))
+            left += 1000 * seconds
+        axes.text(left, row, f"  {left:.2f} ms", va="center", fontsize=9, color=_INK)
+    axes.set_yticks([0, 1], ["device thread", "beside it, while\nanother step runs"])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.12 * max(1000 * sum(parts.values()) for parts in (profile.device, profile.around)))
+    # Below the axes: a part that is small in the bar is still read here.
+    figure.legend(
+        [bar for bar, _ in handles], [words for _, words in handles], loc="outside lower center", ncols=5,
+        frameon=False, fontsize=8.5,
+    )  # fmt: skip
+    size = f"{profile.num_steps} steps of {profile.num_sequences:.1f} sequences and {profile.num_tokens:.1f} tokens"
+    figure.suptitle(f"{_title(outcome)}\n{size} on average", fontsize=10.5, color=_INK, x=0.01, ha="left")
     figure.savefig(path, format="png")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from octavo.bench.figures import Distribution, Figures
+from octavo.bench.profile import Profile
 from octavo.bench.session import Outcome
 from octavo.terminal.style import printable
 from octavo.terminal.table import table
@@ -13,6 +14,8 @@ LAG_LIMIT = 0.010
 """Seconds of lag, at the 99th percentile, above which the generator counts as behind."""
 CPU_LIMIT = 0.8
 """Share of a core above which the generator's own work may be what is measured."""
+_STEPS_UNDER_WAY = 8
+"""As many as a scheduler ever has unanswered at one executor."""
 _COLUMNS = ("mean", "p50", "p90", "p99", "max")
 _LABEL_WIDTH = 24
 
@@ -32,6 +35,8 @@ def report(outcome: Outcome) -> str:
         "",
         *_totals(figures),
     ]
+    if outcome.profile is not None:
+        lines += ["", *_profile(outcome.profile)]
     if notes := notes_on(outcome):
         lines += ["", *(f"note: {note}" for note in notes)]
     # A server chooses the names of its model and of its errors.
@@ -47,6 +52,15 @@ def notes_on(outcome: Outcome) -> list[str]:
         notes.append(
             f"stopped early, with {num_ended} ended and {figures.num_cancelled} live: the figures are of the former, "
             "the latter were cancelled"
+        )
+    profile = outcome.profile
+    if outcome.profile_failure:
+        notes.append(outcome.profile_failure)
+    # A result may be under way at either end.
+    if profile is not None and profile.num_scheduled > profile.num_steps + _STEPS_UNDER_WAY:
+        notes.append(
+            f"the scheduler ran {profile.num_scheduled} steps and the executors that were read {profile.num_steps}: "
+            "name all of the cell with --executor-metrics"
         )
     num_cpus, load = len(os.sched_getaffinity(0)), outcome.load_average[0]
     if load > num_cpus:
@@ -127,6 +141,17 @@ def _totals(figures: Figures) -> list[str]:
         )
     )
     return [f"{label:{_LABEL_WIDTH}}{text}" for label, text in rows]
+
+
+def _profile(profile: Profile) -> list[str]:
+    """Return the parts of a step on the device, which add up to it, and those beside it, which do not."""
+    whole = profile.seconds
+    head = ["milliseconds a step", "mean", "share"]
+    rows = [[part, f"{1000 * seconds:.3f}", f"{seconds / whole:.1%}"] for part, seconds in profile.device.items()]
+    rows.append(["whole step", f"{1000 * whole:.3f}", ""])
+    rows += [[f"beside it: {part}", f"{1000 * seconds:.3f}", ""] for part, seconds in profile.around.items()]
+    size = f"of {profile.num_sequences:.1f} sequences and {profile.num_tokens:.1f} tokens on average"
+    return [*table(head, rows, align="lrr").splitlines(), f"{'steps':{_LABEL_WIDTH}}{profile.num_steps}, {size}"]
 
 
 def _ms(seconds: float) -> str:

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from octavo.bench.figures import Figures, figures_of
+from octavo.bench.profile import Profile, Profiler
 from octavo.bench.prompts import prompt_maker
 from octavo.bench.records import OK, BenchError, BenchRequest
 from octavo.bench.runner import Runner, RunResult
@@ -33,16 +34,28 @@ class Outcome:
     """Requests to measure; a run that is stopped sends fewer."""
     load_average: tuple[float, float]
     """Of the machine, over a minute, before and after: other work on it shows here."""
+    profile: Profile | None = None
+    """Where it was asked for and could be read."""
+    profile_failure: str = ""
+    """Why it could not be read after the run, of which nothing else is lost by that."""
 
 
 class Session:
     """Makes one run. `run` and `stop` belong to one event loop."""
 
-    def __init__(self, settings: BenchSettings, target: Target, clock: Clock, show_progress: ShowProgress) -> None:
+    def __init__(
+        self,
+        settings: BenchSettings,
+        target: Target,
+        clock: Clock,
+        show_progress: ShowProgress,
+        profiler: Profiler | None = None,
+    ) -> None:
         """`clock` is the one that the target stamps with."""
         self._settings = settings
         self._target = target
         self._show_progress = show_progress
+        self._profiler = profiler
         self._runner = Runner(target, clock)
         self._is_measuring = False
 
@@ -50,6 +63,7 @@ class Session:
         """Look, warm up, run. Raises BenchError where nothing can be measured."""
         settings, runner = self._settings, self._runner
         plan = _plan_of(settings)  # first: a bad file is known before the server is asked
+        await self._begin_profile()
         info = await self._target.describe()
         workload = build_workload(plan, await prompt_maker(self._target, settings.seed, settings.prefix_tokens))
         _check_lengths(workload, info)
@@ -59,16 +73,32 @@ class Session:
             failed = [record for record in warmed.records if record.status != OK]
             if len(failed) == len(warmed.records):
                 raise BenchError(f"every warm-up request failed, with {failed[0].status}: {failed[0].message}")
+        await self._begin_profile()
         load_before = os.getloadavg()[0]
         result = await self._measure(workload.measured)
+        load = (load_before, os.getloadavg()[0])
+        profile, failure = await self._end_profile()
         figures = figures_of(result, settings.objectives)
-        return Outcome(info, settings, result, figures, len(workload.measured), (load_before, os.getloadavg()[0]))
+        return Outcome(info, settings, result, figures, len(workload.measured), load, profile, failure)
 
     def stop(self) -> bool:
         """Cancel what is live and let `run` return with what has ended; False before anything was measured."""
         if self._is_measuring:
             self._runner.stop()
         return self._is_measuring
+
+    async def _begin_profile(self) -> None:
+        if self._profiler is not None:
+            await self._profiler.begin()
+
+    async def _end_profile(self) -> tuple[Profile | None, str]:
+        """Return the profile, or why there is none."""
+        if self._profiler is None:
+            return None, ""
+        try:
+            return await self._profiler.end(), ""
+        except BenchError as error:
+            return None, str(error)
 
     async def _measure(self, requests: Sequence[BenchRequest]) -> RunResult:
         # What lives by now lives on: the collector need not walk it while times are taken.

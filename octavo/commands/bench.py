@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from octavo.commands.numbers import number
+from octavo.settings import EXECUTOR_METRICS_PORT, SCHEDULER_METRICS_PORT
 
 if TYPE_CHECKING:
+    from octavo.bench.profile import Profiler
     from octavo.bench.session import Outcome
     from octavo.bench.settings import BenchSettings
     from octavo.bench.target import GenerationOptions, Target
@@ -36,6 +38,7 @@ examples:
   octavo bench --concurrency 8 --requests 64 --input-tokens 128 --output-tokens 64
   octavo bench --rate 4 --duration 60 --input-tokens lognormal:200,0.8 --slo ttft=500ms,tpot=50ms
   octavo bench --url http://127.0.0.1:8000/v1 --api chat --concurrency 4 --json run.json --png run.png
+  octavo bench --concurrency 64 --requests 64 --profile     (with `octavo up MODEL --profile-ops` running)
 
 Ctrl-C stops it: live requests are cancelled, and the figures are of what had ended.
 """
@@ -64,6 +67,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     output.add_argument("--json", type=Path, metavar="FILE", help="write everything: settings, figures, every request")
     output.add_argument("--png", type=Path, metavar="FILE", help="draw the distributions and the course of the run")
+    output.add_argument(
+        "--profile", type=Path, nargs="?", const=Path("profile.png"), metavar="FILE",
+        help="tell and draw where the time of a step goes, from the metrics pages of scheduler and executors, which "
+        "run with --profile-ops [FILE without a value: profile.png]",
+    )  # fmt: skip
+    output.add_argument(
+        "--scheduler-metrics", default=f"127.0.0.1:{SCHEDULER_METRICS_PORT}", metavar="HOST:PORT",
+        help="page for --profile [default: %(default)s]",
+    )  # fmt: skip
+    output.add_argument(
+        "--executor-metrics", default=f"127.0.0.1:{EXECUTOR_METRICS_PORT}", metavar="HOST:PORT,...",
+        help="pages for --profile [default: %(default)s]",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -185,10 +201,11 @@ def _check_outputs(args: argparse.Namespace) -> None:
     """Find out before the run what would lose its results after it. Raises BenchError."""
     from octavo.bench.records import BenchError
 
-    for flag, needed, package in (("--url", args.url, "httpx"), ("--png", args.png, "matplotlib")):
+    needs = (("--url", args.url, "httpx"), ("--png", args.png, "matplotlib"), ("--profile", args.profile, "matplotlib"))
+    for flag, needed, package in needs:
         if needed and importlib.util.find_spec(package) is None:
             raise BenchError(f'{flag} needs {package}, which is not installed: pip install "octavo[bench]"')
-    for flag, path in (("--json", args.json), ("--png", args.png)):
+    for flag, path in (("--json", args.json), ("--png", args.png), ("--profile", args.profile)):
         if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
             raise BenchError(f"{flag}: cannot write {path}: choose a file in a folder that exists and is writable")
 
@@ -213,6 +230,11 @@ def _bench(args: argparse.Namespace, settings: BenchSettings) -> int:
 
         draw(outcome, args.png)
         print(f"wrote {args.png}")
+    if outcome.profile is not None:
+        from octavo.bench.plots import draw_profile
+
+        draw_profile(outcome, args.profile)
+        print(f"wrote {args.profile}")
     if outcome.result.was_stopped:
         return _INTERRUPTED
     return 0 if outcome.figures.num_ok else 1
@@ -223,6 +245,7 @@ async def _measure(args: argparse.Namespace, settings: BenchSettings) -> Outcome
     from octavo.bench.session import Session, run_until_stopped
 
     clock = time.perf_counter
+    profiler = _profiler(args)
     target = await _open_target(args, settings.options, clock)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -237,11 +260,22 @@ async def _measure(args: argparse.Namespace, settings: BenchSettings) -> Outcome
     for signum in signals:
         loop.add_signal_handler(signum, on_signal)
     try:
-        return await run_until_stopped(Session(settings, target, clock, shown_progress), stopping)
+        return await run_until_stopped(Session(settings, target, clock, shown_progress, profiler), stopping)
     finally:
         for signum in signals:
             loop.remove_signal_handler(signum)
         await target.close()
+
+
+def _profiler(args: argparse.Namespace) -> Profiler | None:
+    """Return what reads the metrics pages, where it was asked for. Raises ServiceError for a bad address."""
+    if args.profile is None:
+        return None
+    from octavo.bench.profile import Profiler
+    from octavo.client.discovery import checked_address
+
+    executors = [checked_address(each.strip(), "--executor-metrics") for each in args.executor_metrics.split(",")]
+    return Profiler(checked_address(args.scheduler_metrics, "--scheduler-metrics"), executors)
 
 
 async def _open_target(args: argparse.Namespace, options: GenerationOptions, clock: Callable[[], float]) -> Target:

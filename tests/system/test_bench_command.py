@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from stack import TIMEOUT, ProcessStack, Stack, get_load, wait_idle, wait_serving
+from stack import TIMEOUT, ProcessStack, Stack, get_load, in_process, wait_idle, wait_serving
 
 from octavo.bench.grpc_client import GrpcTarget
 from octavo.bench.records import BenchError, BenchRequest, Record, RequestFailed
 from octavo.bench.target import GenerationOptions
+from octavo.models.prepared import PreparedModel
 
 LONG = 1500
 
@@ -187,3 +188,48 @@ async def test_ctrl_c_cancels_what_is_live_and_tells_what_has_ended(
     assert "note: stopped early, with 1 ended and 12 live: the figures are of the former" in out
     assert "1 ok, 0 failed" in out
     await wait_idle(shared_processes)
+
+
+@pytest.mark.asyncio
+async def test_a_profile_tells_where_the_time_of_a_step_goes(tiny_model: PreparedModel, tmp_path: Path) -> None:
+    """Of a cell that times its ops: table, picture and JSON, parts that add up to a step; without, what to do."""
+    out, png = tmp_path / "run.json", tmp_path / "profile.png"
+    load = ("--concurrency", "4", "--requests", "8", "--input-tokens", "8", "--output-tokens", "12", "--json", str(out))
+    async with in_process(tiny_model, flags={"profile_ops": "true"}) as cell:
+        pages = ("--scheduler-metrics", cell.metrics_address("scheduler"))
+        pages += ("--executor-metrics", cell.metrics_address("executor-0"))
+        code, printed, err = await finish(await start(cell, *load, *pages, "--profile", str(png)))
+        assert (code, err) == (0, "")
+        await wait_idle(cell)
+    assert f"wrote {png}" in printed
+    assert "whole step" in printed
+    assert png.read_bytes().startswith(b"\x89PNG")
+    profile = json.loads(out.read_text())["profile"]
+    # Eight requests of one prompt step and eleven more, at most four in a step.
+    assert 8 * 12 / 4 <= profile["num_steps"] <= 8 * 12
+    assert 1 <= profile["num_sequences"] <= 4
+    parts = profile["device"]
+    assert set(parts) > {"idle", "inputs", "linear", "attention", "norms", "activation", "embedding", "sampling"}
+    assert all(parts[name] > 0 for name in ("inputs", "linear", "attention", "norms", "activation", "sampling"))
+    assert sum(parts.values()) == pytest.approx(profile["seconds"])
+    assert all(profile["around"][name] > 0 for name in ("schedule", "hop", "publish"))
+
+
+@pytest.mark.asyncio
+async def test_a_profile_that_cannot_be_had_is_said_before_the_run(
+    shared_processes: ProcessStack, tmp_path: Path
+) -> None:
+    """Where ops are not timed or no page answers: exit code 1, the reason and the flag, and no request was sent."""
+    await wait_serving(shared_processes.gateway_address)
+    scheduler, executor = (shared_processes.metrics_address(name) for name in ("scheduler", "executor-0"))
+    before = (await get_load(shared_processes)).executors[0].num_steps
+    for pages, words in (
+        ((scheduler, executor), f"the executor at {executor} does not time its ops: start it with --profile-ops"),
+        ((scheduler, "127.0.0.1:1"), "cannot read http://127.0.0.1:1/metrics"),
+        ((executor, executor), f"the page at {executor} is not that of a scheduler"),
+    ):
+        flags = ("--scheduler-metrics", pages[0], "--executor-metrics", pages[1], "--profile", str(tmp_path / "p.png"))
+        code, out, err = await finish(await start(shared_processes, *flags))
+        assert (code, out) == (1, "")
+        assert words in err
+    assert (await get_load(shared_processes)).executors[0].num_steps == before
