@@ -117,9 +117,17 @@ def step_result(result: StepResult) -> pb.ExecuteResponse:
         message.failure.reason = _REASONS[result.failure.reason]
         message.failure.message = result.failure.message
     message.handles.extend(result.handles)
-    message.statuses.extend([_STATUSES[status] for status in result.statuses])
-    message.num_sampled_tokens.extend([int(token_id is not None) for token_id in result.sampled])
-    message.token_ids.extend([token_id for token_id in result.sampled if token_id is not None])
+    # Mostly all rows are well and each has its token: to look at them one by one takes several times as long.
+    if result.statuses.count(RowStatus.OK) == len(result.statuses):
+        message.statuses.extend([pb.ROW_STATUS_OK] * len(result.statuses))
+    else:
+        message.statuses.extend([_STATUSES[status] for status in result.statuses])
+    if None in result.sampled:
+        message.num_sampled_tokens.extend([int(token_id is not None) for token_id in result.sampled])
+        message.token_ids.extend([token_id for token_id in result.sampled if token_id is not None])
+    else:
+        message.num_sampled_tokens.extend([1] * len(result.sampled))
+        message.token_ids.extend(result.sampled)  # type: ignore[arg-type]  # none of them is None
     for row in sorted(result.logprobs):
         message.logprobs.add(row=row, columns=_logprobs(result.logprobs[row]))
     for row in sorted(result.prompt_logprobs):

@@ -52,6 +52,16 @@ class Generation:
             request.changed.clear()
         return []
 
+    async def all_events(self) -> list[Event]:
+        """Return all events that next_events has not returned, once the last has happened. Raises as next_events."""
+        # Text ends a choice only where there are stop strings to look for; else it is not needed before the end.
+        if not self._request.stopping.stop:
+            await self._request.wait_complete()
+        events: list[Event] = []
+        while batch := await self.next_events():
+            events += batch
+        return events
+
     def _take_events(self) -> list[Event]:
         request = self._request
         events: list[Event] = []

@@ -150,10 +150,11 @@ class LiveRequest:
         self.is_released = False
         """The scheduler has nothing to do with the request any more."""
         self.changed = asyncio.Event()
-        """Set on every change; its one waiter clears it."""
+        """Set on every change, while only the end is awaited on no token before it; its one waiter clears it."""
         self.news: set[int] = set()
         """Choices with something that their one reader has not read; it takes them out."""
         self._num_unfinished = num_choices
+        self._is_end_awaited = False
         self._metrics = metrics
 
     @property
@@ -220,7 +221,9 @@ class LiveRequest:
             self._note_arrival(record, len(record.token_ids) - num_known, now)
         self.confirmed = True
         self.news.add(choice)
-        self.changed.set()
+        # A task that is woken for each token and finds nothing to do costs as much as the token itself.
+        if self.is_complete or not self._is_end_awaited:
+            self.changed.set()
 
     def apply_prompt_logprobs(self, first_token_index: int, columns: LogprobColumns) -> None:
         """Apply logprobs of the prompt. Nothing changes after an end. Raises RecordError."""
@@ -248,11 +251,15 @@ class LiveRequest:
 
     async def wait_complete(self) -> None:
         """Return once every choice has its end; for the one waiter. Raises the ServiceError that ends the request."""
-        while not self.is_complete:
-            if self.error is not None:
-                raise self.error
-            await self.changed.wait()
-            self.changed.clear()
+        self._is_end_awaited = True
+        try:
+            while not self.is_complete:
+                if self.error is not None:
+                    raise self.error
+                await self.changed.wait()
+                self.changed.clear()
+        finally:
+            self._is_end_awaited = False
 
     def choices_stopped_here(self) -> list[int]:
         """Return the choices that their text has ended."""

@@ -20,7 +20,7 @@ from gateway.convert import (
 from gateway.generation import Generation
 from gateway.generator import Generator
 from gateway.permits import Permits
-from gateway.requests import Event, GenerateCommand
+from gateway.requests import GenerateCommand
 from gateway.rpc_calls import check_call
 from gateway.text_tools import TextTools
 from gateway.validation import MAX_CONTINUATIONS, count_choices
@@ -65,11 +65,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         command = command_from(request.request) if request.HasField("request") else GenerateCommand()
         self._hold_permits(command)
         async with self._generator.generate(command, streaming=False, **call) as generation:
-            collected: list[Event] = []
-            while events := await generation.next_events():
-                collected += events
+            events = await generation.all_events()
             await _send_request_id(generation, context)
-            return response_from_all(collected)
+            return response_from_all(events)
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: _Context) -> inference_pb2.ScoreResponse:  # noqa: N802
         """Answer with how likely continuations are."""

@@ -68,7 +68,7 @@ class Bench:
     def __init__(self, make_prepared: MakePrepared) -> None:
         self.clock = asyncio.get_running_loop().time
         self.executor = ThreadPoolExecutor(1)
-        model = ServedModel.open(make_prepared(chat_template=None), self.executor)
+        model = self._model = ServedModel.open(make_prepared(chat_template=None), self.executor)
         self.metrics = GatewayMetrics([model.name])
         self.live = LiveRequests("cd" * 16, self.clock, self.metrics)
         self.scheduler = RecordingScheduler()
@@ -76,6 +76,10 @@ class Bench:
         cell.attach()
         cell.set_pools({model.name: Pool(model.name, model.prepared.revision, 1, 4096)})
         self.generator = Generator(ServedModels([model]), self.live, cell, self.scheduler, self.metrics, self.clock)
+
+    async def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        return await self._model.tokenizer.encode(text, add_special_tokens=False)
 
     def apply(self, tokens: list[int], end: ChoiceEnd | None = None) -> None:
         """Let the scheduler's latest request have its first tokens."""
@@ -126,6 +130,46 @@ async def test_tokens_that_came_together_are_one_delta(bench: Bench) -> None:
         assert [type(event) for event in events] == [Started, Delta]
         assert isinstance(events[1], Delta)
         assert list(events[1].token_ids) == [70, 71, 72, 73, 74]
+
+
+@pytest.mark.asyncio
+async def test_who_wants_all_at_once_is_woken_at_the_end(bench: Bench) -> None:
+    """Tokens before the last wake nobody; all events come together; after that every change counts again."""
+    async with bench.generator.generate(COMMAND) as generation:
+        waiting = asyncio.create_task(generation.all_events())
+        await asyncio.sleep(0)
+        request = bench.scheduler.submitted[0]
+        for index in range(300):
+            bench.live.apply(request.counter, 0, index, [70], None, None)
+            assert not request.changed.is_set()
+        bench.live.apply(request.counter, 0, 300, [1], None, STOP)
+        events = await waiting
+        assert [type(event) for event in events] == [Started, Delta, Delta, ChoiceFinished, Usage]
+        deltas = [event for event in events if isinstance(event, Delta)]
+        assert [token for delta in deltas for token in delta.token_ids] == [70] * 300 + [1]
+        assert await generation.all_events() == []
+
+
+@pytest.mark.asyncio
+async def test_who_wants_all_at_once_gets_an_error_at_once(bench: Bench) -> None:
+    """And text still ends a choice as soon as it holds a stop string."""
+    async with bench.generator.generate(COMMAND) as generation:
+        waiting = asyncio.create_task(generation.all_events())
+        await asyncio.sleep(0)
+        bench.apply([70])
+        bench.live.fail(bench.scheduler.submitted[0].counter, ServiceError(grpc.StatusCode.ABORTED, "LOST", "lost"))
+        with pytest.raises(ServiceError, match="lost"):
+            await waiting
+    command = GenerateCommand(input=TextInput("the cat"), stop=["a"])
+    async with bench.generator.generate(command) as generation:
+        waiting = asyncio.create_task(generation.all_events())
+        await asyncio.sleep(0)
+        (token,) = await bench.encode("a")
+        bench.apply([token, token])
+        events = await waiting
+        finished = [event for event in events if isinstance(event, ChoiceFinished)]
+        assert [each.end.stop_string for each in finished] == ["a"]
+    assert bench.scheduler.stopped == [(bench.scheduler.submitted[-1].counter, 0, 1)]
 
 
 @pytest.mark.asyncio
