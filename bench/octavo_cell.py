@@ -35,6 +35,7 @@ class OctavoCell:
     """A cell that serves. `served` is what the executor says of itself: dtype, kernels, threads, kv_tokens and more."""
 
     model: PreparedModel
+    address: str
     target: Target
     pids: tuple[int, ...]
     start_seconds: float
@@ -78,7 +79,9 @@ async def open_cell(
             try:
                 await target.describe()  # the target learns the model's name
                 served = _served(Path(logs) / "executor-0.log")
-                cell = OctavoCell(model, target, tuple(supervisor.pids().values()), start_seconds, served)
+                cell = OctavoCell(
+                    model, plan.gateway_address, target, tuple(supervisor.pids().values()), start_seconds, served
+                )
                 await cell.warm_up()
                 yield cell
             finally:

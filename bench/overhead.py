@@ -1,9 +1,11 @@
 """What it costs to be three services: python bench/overhead.py [--json OUT].
 
 W2 (bench/workloads.py) is run through gateway, scheduler and executor, a process each, over gRPC; and by the
-scheduler's engine and the executor's device thread in one process, called directly, tokens in and out
-(bench/direct_cell.py). Both take turns, on prompts that no prefix cache has met. `services_cost_fraction` is what the
-services take longer, over the direct time: the median over pairs of runs.
+scheduler's engine and the executor's device thread in one process, called directly (bench/direct_cell.py). Either way
+tokens go in, and come out at the end of each request (GenerateOnce). All ways take turns, on prompts that no prefix
+cache has met. `services_cost_fraction` is what the services take longer, over the direct time: the median over the
+rounds. `streaming_cost_fraction` is that of Generate, where a message goes out for each token, and the client on the
+same machine reads it.
 
 The gap of a step is the time from the end of the step before to its start, in the executor's device thread, while all
 sequences decode, through the services. It is taken from the executor's own record of every step.
@@ -21,11 +23,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import machine
 import make_models
+import ratios
 import uvloop
 import workloads
 from octavo_cell import KV_MEMORY, OctavoCell, flags_of, open_cell
@@ -34,12 +37,17 @@ from workloads import Request, Workload
 from octavo.bench.figures import distribution
 from octavo.models.ensure import ensure_prepared
 from octavo.models.prepared import PreparedModel
+from octavo.rpc.channel import open_channel
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 
+WAYS = ("direct", "services", "streaming")
 SCHEMA = "octavo.bench.overhead/1"
 _FOLDER = Path(__file__).parent
 _GAP_REPEAT = 20_000
 """Far from the numbers of other runs: no prompt is met twice."""
 _GAP_PROMPT_TOKENS = 16
+_LONGEST = 1800.0
+"""Seconds for a request."""
 
 
 class Direct:
@@ -103,56 +111,82 @@ def within(steps: Iterable[dict[str, Any]], begin: float, end: float) -> list[di
     return [step for step in steps if begin <= step["at"] <= end and step["rows"]]
 
 
+async def send_once(address: str, workload: Workload) -> dict[str, Any]:
+    """Send all requests at once, each to be answered at its end; returns the time. Raises SystemExit."""
+    messages = [
+        inference_pb2.GenerateOnceRequest(
+            request=inference_pb2.GenerateRequest(
+                token_ids=inference_pb2.TokenIds(ids=request.prompt),
+                sampling=inference_pb2.SamplingConfig(temperature=0),
+                stopping=inference_pb2.StoppingConfig(max_tokens=request.num_output_tokens, ignore_eos=True),
+            )
+        )
+        for request in workload.requests
+    ]
+    async with open_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        await channel.channel_ready()
+        started = time.perf_counter()
+        answers = await asyncio.gather(*(stub.GenerateOnce(each, timeout=_LONGEST) for each in messages))
+        seconds = time.perf_counter() - started
+    got = [len(answer.choices[0].token_ids) for answer in answers]
+    if got != [request.num_output_tokens for request in workload.requests]:
+        raise SystemExit("a request got another number of tokens than it asked for")
+    return {"total_s": seconds}
+
+
 async def measure(cell: OctavoCell, direct: Direct, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run both ways in turn, and then the decoding alone. Returns one entry for each repeat."""
-    pairs: list[dict[str, Any]] = []
-    for repeat in range(args.repeats):
-        workload = workloads.build("W2", repeat, num_ids=cell.num_ids, num_requests=args.requests)
-        gaps = gap_workload(repeat, args.sequences, args.gap_tokens, cell.num_ids)
-        pair: dict[str, Any] = {}
+    """Run all ways in turn, and then the decoding alone. Returns one entry for each round."""
+    rounds: list[dict[str, Any]] = []
+    for number in range(args.repeats):
+        gaps = gap_workload(number, args.sequences, args.gap_tokens, cell.num_ids)
+        made: dict[str, Any] = {}
         # Who comes first changes, so that a machine that gets slower favours nobody.
-        for kind in ("services", "direct") if repeat % 2 else ("direct", "services"):
-            if kind == "direct":
-                pair[kind] = await direct.run("W2", repeat, args.requests)
+        turn = number % len(WAYS)
+        for place, way in enumerate((*WAYS[turn:], *WAYS[:turn])):
+            repeat = number * len(WAYS) + place
+            if way == "direct":
+                made[way] = await direct.run("W2", repeat, args.requests)
                 continue
-            before, began = {pid: machine.cpu_seconds([pid]) for pid in cell.pids}, time.perf_counter()
-            pair[kind] = await cell.run(workload)
-            pair[kind]["span"] = (began, time.perf_counter())
-            cpu = [machine.cpu_seconds([pid]) - seconds for pid, seconds in before.items()]
-            pair[kind]["cpu_s"] = dict(zip(("gateway", "scheduler", "executor"), cpu, strict=True))
+            workload = workloads.build("W2", repeat, num_ids=cell.num_ids, num_requests=args.requests)
+            before, began = [machine.cpu_seconds([pid]) for pid in cell.pids], time.perf_counter()
+            made[way] = await (send_once(cell.address, workload) if way == "services" else cell.run(workload))
+            made[way]["span"] = (began, time.perf_counter())
+            cpu = [machine.cpu_seconds([pid]) - seconds for pid, seconds in zip(cell.pids, before, strict=True)]
+            made[way]["cpu_s"] = dict(zip(("gateway", "scheduler", "executor"), cpu, strict=True))
         began = time.perf_counter()
         await cell.run(gaps)
-        pair["gap_span"] = (began, time.perf_counter())
-        pairs.append(pair)
-        figures = f"services {pair['services']['total_s']:.2f} s, direct {pair['direct']['total_s']:.2f} s"
-        print(f"run {repeat + 1}: {figures}", file=sys.stderr)
-    return pairs
+        made["gap_span"] = (began, time.perf_counter())
+        rounds.append(made)
+        told = ", ".join(f"{way} {made[way]['total_s']:.2f} s" for way in WAYS)
+        print(f"round {number + 1}: {told}", file=sys.stderr)
+    return rounds
 
 
-def summarize(pairs: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], num_sequences: int) -> dict[str, Any]:
-    """Return the figures of all runs. `steps`: what the executor wrote down. Raises SystemExit: no gap."""
+def summarize(rounds: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], num_sequences: int) -> dict[str, Any]:
+    """Return the figures of all rounds. `steps`: what the executor wrote down. Raises SystemExit: no gap."""
     gaps: list[float] = []
-    for pair in pairs:
-        services = pair["services"]
-        own = within(steps, *services.pop("span"))
-        services |= {
-            "num_steps": len(own),
-            "busy_s": sum(step["busy"] for step in own),
-            "idle_s": sum(step["idle"] or 0.0 for step in own),
-        }
-        pair["cost_fraction"] = services["total_s"] / pair["direct"]["total_s"] - 1
-        gaps += gaps_of(within(steps, *pair.pop("gap_span")), num_sequences)
-    if not gaps:
-        raise SystemExit(f"no step has decoded {num_sequences} sequences: is --max-num-seqs below that?")
+    for made in rounds:
+        for way in WAYS[1:]:
+            own = within(steps, *made[way].pop("span"))
+            made[way] |= {
+                "num_steps": len(own),
+                "busy_s": sum(step["busy"] for step in own),
+                "idle_s": sum(step["idle"] or 0.0 for step in own),
+                "cost_fraction": made[way]["total_s"] / made["direct"]["total_s"] - 1,
+            }
+        gaps += gaps_of(within(steps, *made.pop("gap_span")), num_sequences)
     gap = distribution(gaps)
-    assert gap is not None
+    if gap is None:
+        raise SystemExit(f"no step has decoded {num_sequences} sequences: is --max-num-seqs below that?")
     return {
-        "services_cost_fraction": median(pair["cost_fraction"] for pair in pairs),
+        "services_cost_fraction": median(made["services"]["cost_fraction"] for made in rounds),
+        "streaming_cost_fraction": median(made["streaming"]["cost_fraction"] for made in rounds),
         "step_gap_ms_p50": 1e3 * gap.p50,
         "step_gap_ms_p99": 1e3 * gap.p99,
         "step_gap_ms_mean": 1e3 * gap.mean,
         "num_gaps": len(gaps),
-        "pairs": list(pairs),
+        "rounds": list(rounds),
     }
 
 
@@ -165,14 +199,14 @@ async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         record = Path(scratch) / "steps.json"
         recorded = (str(_FOLDER / "recorded_executor.py"), str(record))
         async with open_direct(prepared, flags) as direct, open_cell(prepared, flags, executor=recorded) as cell:
-            pairs = await measure(cell, direct, args)
+            rounds = await measure(cell, direct, args)
             served = cell.served
         steps = json.loads(record.read_text())
     if args.requests != workloads.NUM_REQUESTS:
         notes.append(f"only the first {args.requests} requests of W2 were sent")
     return {
         "schema": SCHEMA,
-        **summarize(pairs, steps, args.sequences),
+        **summarize(rounds, steps, args.sequences),
         "model": prepared.name,
         "revision": prepared.revision,
         "dtype": served["dtype"],
@@ -186,21 +220,24 @@ async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def print_table(figures: dict[str, Any]) -> None:
     """Print each way's medians, and the gaps."""
-    pairs = figures["pairs"]
+    rounds = figures["rounds"]
     print(
         f"{figures['model']} in {figures['dtype']}, {figures['threads']} threads; W2 with {figures['num_requests']} "
-        f"requests, {len(pairs)} runs of each"
+        f"requests, {len(rounds)} runs of each way"
     )
-    print(f"{'':12}{'total s':>10}{'steps':>8}{'device busy s':>16}{'gaps s':>10}")
-    for kind in ("direct", "services"):
-        runs = [pair[kind] for pair in pairs]
-        total, num_steps, busy, idle = (
-            median(each[name] for each in runs) for name in ("total_s", "num_steps", "busy_s", "idle_s")
+    head = "".join(f"{name:>11}" for name in ("gateway", "scheduler", "executor"))
+    print(f"{'':12}{'total s':>9}{'steps':>7}{'busy s':>9}{'gaps s':>9}{head}  (CPU s)")
+    for way in WAYS:
+        typical = ratios.medians([made[way] for made in rounds])
+        cpu = "".join(f"{seconds:11.2f}" for seconds in typical.get("cpu_s", {}).values())
+        print(
+            f"{way:12}{typical['total_s']:9.2f}{typical['num_steps']:7.0f}{typical['busy_s']:9.2f}"
+            f"{typical['idle_s']:9.3f}{cpu}"
         )
-        print(f"{kind:12}{total:10.2f}{num_steps:8.0f}{busy:16.2f}{idle:10.3f}")
-    cpu = {name: fmean(pair["services"]["cpu_s"][name] for pair in pairs) for name in pairs[0]["services"]["cpu_s"]}
-    print("CPU of the services: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in cpu.items()))
-    print(f"the services cost {figures['services_cost_fraction']:.1%} of the direct time")
+    print(
+        f"the services cost {figures['services_cost_fraction']:.1%} of the direct time, "
+        f"{figures['streaming_cost_fraction']:.1%} where every token is streamed"
+    )
     print(
         f"gap between two steps with {figures['num_sequences']} sequences: p50 {figures['step_gap_ms_p50']:.3f} ms, "
         f"p99 {figures['step_gap_ms_p99']:.3f} ms ({figures['num_gaps']} steps)"
@@ -215,7 +252,7 @@ def main() -> int:
     parser.add_argument(
         "--model", default=make_models.SMOLLM2, help="name or Hugging Face folder [default: %(default)s]"
     )
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs [default: 3]")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, each of a run of every way [default: 3]")
     parser.add_argument(
         "--requests", type=int, default=workloads.NUM_REQUESTS, help="send only the first of W2 [default: all]"
     )

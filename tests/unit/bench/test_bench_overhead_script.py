@@ -31,33 +31,37 @@ def test_gaps_are_those_of_steps_that_decode_everything() -> None:
     assert overhead.gaps_of(steps, 4) == [0.001]
 
 
-def test_figures_are_medians_over_pairs_and_exact_percentiles_over_all_gaps() -> None:
-    """Each run is charged with the steps in its own span; one slow pair does not move the fraction."""
-    times = ((10.4, 10.0), (10.2, 10.0), (30.0, 10.0))
-    pairs, steps = [], []
-    for number, (services, own) in enumerate(times):
+def _round(start: float, direct_s: float, services_s: float, streaming_s: float) -> dict[str, Any]:
+    return {
+        "direct": {"total_s": direct_s},
+        "services": {"total_s": services_s, "span": (start, start + 10)},
+        "streaming": {"total_s": streaming_s, "span": (start + 10.1, start + 20)},
+        "gap_span": (start + 20.5, start + 30),
+    }
+
+
+def test_figures_are_medians_over_rounds_and_exact_percentiles_over_all_gaps() -> None:
+    """Each run is charged with the steps in its own span; one slow round does not move the fractions."""
+    times = ((10.0, 10.4, 11.0), (10.0, 10.2, 12.0), (10.0, 30.0, 40.0))
+    rounds, steps = [], []
+    for number, seconds in enumerate(times):
         start = 100.0 * number
-        pairs.append(
-            {
-                "services": {"total_s": services, "span": (start, start + 10)},
-                "direct": {"total_s": own},
-                "gap_span": (start + 20, start + 30),
-            }
-        )
+        rounds.append(_round(start, *seconds))
         steps += [_step(start + 1, 2, 9, None), _step(start + 2, 2, 2, 0.25), _step(start + 3, 0, 0, None)]
+        steps += [_step(start + 11, 2, 2, 0.125)]
         steps += [_step(start + 21 + place, 2, 2, (1 + place + number) / 1e3) for place in range(3)]
-    figures = overhead.summarize(pairs, steps, 2)
+    figures = overhead.summarize(rounds, steps, 2)
     assert figures["services_cost_fraction"] == pytest.approx(0.04)
+    assert figures["streaming_cost_fraction"] == pytest.approx(0.2)
     assert figures["num_gaps"] == 9
     # 1 2 2 3 3 3 4 4 5 milliseconds.
     assert figures["step_gap_ms_p50"] == pytest.approx(3.0)
     assert figures["step_gap_ms_p99"] == pytest.approx(4.92)
-    for pair in figures["pairs"]:
-        assert pair["services"]["num_steps"] == 2
-        assert (pair["services"]["busy_s"], pair["services"]["idle_s"]) == (1.0, 0.25)
-    again = [{"services": {"total_s": 1.0, "span": (0, 1)}, "direct": {"total_s": 1.0}, "gap_span": (5, 6)}]
+    for made in figures["rounds"]:
+        assert [made["services"][name] for name in ("num_steps", "busy_s", "idle_s")] == [2, 1.0, 0.25]
+        assert [made["streaming"][name] for name in ("num_steps", "busy_s", "idle_s")] == [1, 0.5, 0.125]
     with pytest.raises(SystemExit, match="decoded 2 sequences"):
-        overhead.summarize(again, [], 2)
+        overhead.summarize([_round(0.0, 1.0, 1.0, 1.0)], [], 2)
 
 
 def test_gap_workload_is_short_prompts_of_their_own() -> None:
