@@ -28,8 +28,8 @@ from octavo.rpc.telemetry import configure_logging
 from octavo.settings import ExecutorSettings, load
 
 SWITCH_INTERVAL = 0.0005
-"""Seconds that one thread may run Python while another wants to; Python's own is 0.005. Whatever the event loop has to do
-at length, a page of metrics or the frame of a long prompt, holds up the device by no more than this.
+"""Seconds that one thread may run Python while another wants to; Python's own is 0.005. Whatever the event loop has to
+do at length, a page of metrics or the frame of a long prompt, holds up the device by no more than this.
 """
 
 
