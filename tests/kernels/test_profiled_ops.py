@@ -20,7 +20,7 @@ from octavo.settings import ExecutorSettings
 
 @pytest.mark.parametrize("name", KERNEL_SETS)
 def test_every_op_has_a_class(name: str) -> None:
-    """No op of a set is left untimed, each is timed as one of the classes of the page, and none is there for nothing."""
+    """No op of a set is left untimed, each has a class that the page knows, and no class is empty."""
     kernels = build_kernels(name)
     timed = profiled(kernels, OpTimes())
     ops = [each.name for each in dataclasses.fields(kernels) if callable(getattr(kernels, each.name))]
