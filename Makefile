@@ -67,7 +67,7 @@ bench: $(STAMP) ## measure how fast Octavo serves, against the floor of this mac
 	@$(BIN)/python bench/serve.py --json $(or $(OUT),.bench/serve.json) $(ARGS)
 
 # A peer that cannot be installed here must not keep the others from being measured: it is reported with the figures.
-bench-peers: $(STAMP) ## measure Octavo beside its peers, in turns, into OUT and a picture (an hour)
+bench-peers: $(STAMP) ## measure Octavo beside its peers, in turns, into OUT and a picture (hours)
 	@mkdir -p .bench
 	@$(MAKE) --no-print-directory --keep-going bench-envs || true
 	@$(BIN)/python bench/peers.py --json $(or $(OUT),.bench/peers.json) $(ARGS)

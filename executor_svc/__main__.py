@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 # OpenMP reads it when torch is loaded, so it stands before every other import. A thread that spins for long at the end
 # of a parallel loop takes the core that another service or a slower thread needs: docs/decisions/openmp-spinning.md.
@@ -26,10 +27,16 @@ from octavo.rpc.stages import Stages, process_started
 from octavo.rpc.telemetry import configure_logging
 from octavo.settings import ExecutorSettings, load
 
+SWITCH_INTERVAL = 0.0005
+"""Seconds that one thread may run Python while another wants to; Python's own is 0.005. Whatever the event loop has to
+do at length, a page of metrics or the frame of a long prompt, holds up the device by no more than this.
+"""
+
 
 def main() -> int:
     """Read the settings and run until told to stop."""
     settings = load(ExecutorSettings)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     configure_logging("executor", settings.log_level)
     stages = Stages(process_started())
     # Here and not above: what is wrong with a flag is said without waiting for torch.

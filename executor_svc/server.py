@@ -226,7 +226,7 @@ class Load:
         """What has been loaded; None before that."""
 
     def __call__(self) -> ModelRunner:
-        """Load; raises what start of the server raises."""
+        """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
         started = time.monotonic()
         settings, dtype, device = self._settings, self.dtype, self._device
         torch.set_num_threads(_num_threads(settings))

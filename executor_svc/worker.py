@@ -206,12 +206,13 @@ class Worker:
             ended = perf_counter()
             if result.failure is not None and not refused:
                 failures += 1
-            result = replace(result, timings=replace(result.timings, queue=started - item.submitted, idle=idle))
             if self._check_invariants:
                 self._runner.check_invariants()
-            self._tell(self._answer, item, result)
+            # The loop puts the times in: whatever is done here makes the device wait.
+            self._tell(self._answer, item, result, started - item.submitted, idle)
 
-    def _answer(self, step: _Step, result: StepResult) -> None:
+    def _answer(self, step: _Step, result: StepResult, queue: float, idle: float | None) -> None:
+        result = replace(result, timings=replace(result.timings, queue=queue, idle=idle))
         if self._on_answer is not None:
             self._on_answer(step.batch, result)
         step.session.receive(result)

@@ -28,7 +28,7 @@ _PART_COLORS = (
     *("#7d5ba6", "#bda3d6", "#8a8a8a", "#c9b458", "#c23b3b"),
 )
 """Of the parts on the device, in their order: idle is pale, sampling red."""
-_AROUND_COLORS = ("#f0b35a", "#4c4c4c", "#b9b9b9")
+_AROUND_COLORS = ("#e07b39", "#4c4c4c", "#b9b9b9")
 
 
 def draw(outcome: Outcome, path: Path) -> None:
