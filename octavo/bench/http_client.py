@@ -62,7 +62,10 @@ class HttpTarget:
         if not self._model:
             if len(models) != 1:
                 found = f"lists {', '.join(models)}" if models else f"lists no model (HTTP {response.status_code})"
-                raise BenchError(f"--model: {self._url} {found}; name the one to measure")
+                advice = "name the one to measure"
+                if not models and not self._url.endswith("/v1"):
+                    advice += f", or --url {self._url}/v1, where an OpenAI API has them"
+                raise BenchError(f"--model: {self._url} {found}; {advice}")
             self._model = next(iter(models))
         described = models.get(self._model, {})
         if isinstance(described.get("max_model_len"), int):

@@ -235,6 +235,10 @@ async def test_the_only_model_is_found_and_several_want_a_choice() -> None:
             with pytest.raises(BenchError, match=f"--model: .* {found}; name the one"):
                 await fresh.describe()
             await fresh.close()
+        root = HttpTarget(server.url.removesuffix("/v1"), GenerationOptions(), time.perf_counter)
+        with pytest.raises(BenchError, match=r"or --url http://[^ ]*\d/v1, where an OpenAI API has them"):
+            await root.describe()
+        await root.close()
         named = HttpTarget(server.url, GenerationOptions(model="mine"), time.perf_counter)
         assert (await named.describe()).model == "mine"
         await named.close()
