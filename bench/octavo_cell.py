@@ -6,20 +6,22 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import load
 import machine
+import uvloop
 import workloads
 from workloads import Workload
 
 from octavo.bench.target import Target
-from octavo.local.plan import CellPlan, PlanOptions, plan_cell
+from octavo.local.plan import CellPlan, PlanError, PlanOptions, plan_cell
 from octavo.local.probe import wait_until_serving
 from octavo.local.supervisor import StartError, Supervisor
+from octavo.models import ModelError
 from octavo.models.prepared import PreparedModel
 
 KV_MEMORY = "4GiB"
@@ -28,6 +30,7 @@ _PORTS = dict.fromkeys(
     ("gateway_port", "scheduler_port", "executor_port", "admin_port", "http_port", "metrics_port"), 0
 )
 _NUM_WARM_UPS = 2
+_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -101,6 +104,14 @@ def _with_executor(plan: CellPlan, executor: Sequence[str]) -> CellPlan:
             service = replace(service, command=(python, *executor, *service.command[3:]))
         services.append(service)
     return replace(plan, services=tuple(services))
+
+
+def run_blocking(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run on the event loop that `octavo bench` uses. Raises SystemExit with the reason where Octavo did not serve."""
+    try:
+        return uvloop.run(work)
+    except (ModelError, PlanError, StartError, load.WrongOutputError) as error:
+        raise SystemExit(f"Octavo was not measured: {error}") from None
 
 
 def flags_of(settings: list[str], **named: object) -> dict[str, str]:

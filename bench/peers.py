@@ -27,12 +27,11 @@ import limits
 import machine
 import make_models
 import ratios
-import uvloop
 import workloads
 from floor import Cost, Shape
 from limits import Limits
 from load import WrongOutputError
-from octavo_cell import OctavoCell, flags_of, open_cell
+from octavo_cell import OctavoCell, flags_of, open_cell, run_blocking
 from peer_process import PEERS, Peer, PeerError, PeerProcess, open_peer
 from serve import add_load_flags, over_floor
 
@@ -197,7 +196,7 @@ def main() -> int:
             document["models"][name] = figures
             _write(document, args)
 
-        save(uvloop.run(compare_model(name, args, measured, save)))
+        save(run_blocking(compare_model(name, args, measured, save)))
     print_tables(document)
     return 0
 
