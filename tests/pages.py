@@ -105,7 +105,9 @@ class Reader:
         (folder / ".venv").mkdir()
         (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
         (folder / ".venv" / ".made").touch()
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
+        # Nothing of who runs the tests, but the kernels that were compiled for them.
+        kept = {"OCTAVO_KERNELS_DIR"}
+        environ = {name: value for name, value in os.environ.items() if name in kept or not name.startswith("OCTAVO_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
         self._environ = {**environ, "PATH": path, "OCTAVO_HOME": str(home), "NO_COLOR": "1"}
         self._serving = ""
