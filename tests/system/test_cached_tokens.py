@@ -29,7 +29,7 @@ def new_prompt(length: int) -> list[int]:
 
 def with_cache(prompt: list[int], **cache: object) -> inference_pb2.GenerateRequest:
     """Return a greedy request with this CacheConfig."""
-    request = request_for(prompt, 12)
+    request = request_for(prompt, 12, ignore_eos=True)
     request.cache.CopyFrom(inference_pb2.CacheConfig(**cache))  # type: ignore[arg-type]
     return request
 
@@ -38,9 +38,9 @@ def with_cache(prompt: list[int], **cache: object) -> inference_pb2.GenerateRequ
 async def test_a_prompt_is_cached_the_second_time(stack: Stack) -> None:
     """Cold and warm output are equal token for token, and the whole blocks before the last token were not computed."""
     prompt = new_prompt(4 * BLOCK)
-    cold = await generate(stack, request_for(prompt, 12))
+    cold = await generate(stack, request_for(prompt, 12, ignore_eos=True))
     await wait_idle(stack)
-    warm = await generate(stack, request_for(prompt, 12))
+    warm = await generate(stack, request_for(prompt, 12, ignore_eos=True))
     assert (cold.started.cached_tokens, cold.usage.cached_tokens) == (0, 0)
     # Of a prompt that is cached to its end the last token is computed all the same.
     assert warm.started.cached_tokens == warm.usage.cached_tokens == 3 * BLOCK
@@ -68,16 +68,16 @@ async def test_d6_cold_warm_and_in_a_batch_of_seven(stack: Stack) -> None:
     await wait_idle(stack)
     query, hit = await prefix_tokens(stack)
 
-    cold = await generate(stack, request_for(prompt, 12))
+    cold = await generate(stack, request_for(prompt, 12, ignore_eos=True))
     await wait_idle(stack)
     assert await prefix_tokens(stack) == (query + len(prompt), hit)
 
-    warm = await generate(stack, request_for(prompt, 12))
+    warm = await generate(stack, request_for(prompt, 12, ignore_eos=True))
     await wait_idle(stack)
     assert await prefix_tokens(stack) == (query + 2 * len(prompt), hit + 5 * BLOCK)
 
     seven = [prompt, *others[:2], prompt, *others[2:], prompt]
-    outputs = await asyncio.gather(*(generate(stack, request_for(each, 12)) for each in seven))
+    outputs = await asyncio.gather(*(generate(stack, request_for(each, 12, ignore_eos=True)) for each in seven))
     await wait_idle(stack)
     expected = (query + 2 * len(prompt) + sum(map(len, seven)), hit + 5 * BLOCK + 3 * 5 * BLOCK + 4 * 2 * BLOCK)
     assert await prefix_tokens(stack) == expected

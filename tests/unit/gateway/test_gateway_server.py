@@ -344,8 +344,8 @@ async def test_sigterm_with_ten_streams(make_prepared: MakePrepared) -> None:
     [
         (("--model", "no-such-model"), "no model 'no-such-model'"),
         (("--bind", "256.0.0.1"), "cannot listen on 256.0.0.1"),
-        (("--api-keys", "no-such-file"), "--api-keys: no-such-file cannot be read"),
-        (("--chat-template", "no-such-file"), "--chat-template: no-such-file cannot be read"),
+        (("--api-keys", "no-such-file"), "--api-keys='no-such-file': must be a file that can be read"),
+        (("--chat-template", "no-such-file"), "--chat-template='no-such-file': must be a file that can be read"),
     ],
 )
 async def test_start_that_cannot_work(make_prepared: MakePrepared, flags: tuple[str, ...], words: str) -> None:
