@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -56,6 +57,8 @@ def main(
         parser.add_argument("--mode", choices=modes, default=modes[0])
     args = parser.parse_args()
     answers = _private_output()
+    # As at the end of the input: what was started is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     # No engine is to look for anything on the network.
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     engine = None
