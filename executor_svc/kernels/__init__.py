@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from executor_svc.kernels.activation import SiluAndMul
+from executor_svc.kernels.activation import Gelu, GeluAndMul, Relu, SiluAndMul
 from executor_svc.kernels.finite import FiniteRows
 from executor_svc.kernels.forbidden import ForbidTokens
 from executor_svc.kernels.linear import PackLinear
 from executor_svc.kernels.logit_bias import AddLogitBias
 from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.kernels.noise import Uniform
-from executor_svc.kernels.norm import AddRmsNorm, RmsNorm
+from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.penalties import ApplyPenalties
 from executor_svc.kernels.rotary_write_kv import RotaryWriteKv
@@ -38,7 +38,12 @@ class KernelSet:
     pack_linear: PackLinear
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
+    layer_norm: LayerNorm
+    add_layer_norm: AddLayerNorm
     silu_and_mul: SiluAndMul
+    gelu_and_mul: GeluAndMul
+    gelu: Gelu
+    relu: Relu
     rotary_write_kv: RotaryWriteKv
     plan_attention: PlanAttention
     finite_rows: FiniteRows

@@ -1,9 +1,10 @@
-"""RMSNorm, plain."""
+"""RMSNorm and LayerNorm, plain."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,3 +18,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """See AddRmsNorm."""
     residual += x
     return rms_norm(residual, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """See LayerNorm."""
+    wide_bias = None if bias is None else bias.float()
+    return functional.layer_norm(x.float(), weight.shape, weight.float(), wide_bias, eps).to(x.dtype)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """See AddLayerNorm."""
+    residual += x
+    return layer_norm(residual, weight, bias, eps)

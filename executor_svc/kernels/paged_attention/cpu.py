@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.kernels.native.library import ADDRESS, FLOAT, INT32, INT64, NativeLibrary
-from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch
+from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch, reference
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """As paged_attention.cpp numbers them."""
@@ -43,9 +43,21 @@ class NativeAttention:
         self._batch = _Batch(*(tensor.data_ptr() for tensor in self._tensors), width, rows, block_size)
         self._address = addressof(self._batch)
         self._step = next(_steps)
+        self._reference = reference.plan_attention(batch, block_size)
 
-    def __call__(self, query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
         """See PagedAttention."""
+        if window or soft_cap:
+            return self._reference(query, key_cache, value_cache, scale, window=window, soft_cap=soft_cap)
         out = torch.empty(query.shape, dtype=query.dtype)
         _, num_heads, head_dim = query.shape
         self._attend(

@@ -17,12 +17,13 @@ class RotaryWriteKv(Protocol):
 
         qkv is [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: each token's query heads, then its key heads,
         then its value heads; it is not changed. The caches are [num_blocks, block_size, num_kv_heads, head_dim],
-        contiguous, of the same dtype, head_dim even: num_heads follows from them.
+        contiguous, of the same dtype: num_heads follows from them.
 
-        Each pair (x[i], x[i + head_dim / 2]) of a query or key head becomes
-        (x[i] * cos[i] - x[i + head_dim / 2] * sin[i], x[i + head_dim / 2] * cos[i] + x[i] * sin[i]). cos and sin are
-        float32 [T, head_dim / 2], contiguous, any attention scaling already in them. Computed in float32, rounded to
-        the dtype once.
+        cos and sin are float32 [T, rotary_dim / 2], contiguous, any attention scaling already in them; rotary_dim is
+        even and at most head_dim. Each pair (x[i], x[i + rotary_dim / 2]) of the first rotary_dim elements of a query
+        or key head becomes (x[i] * cos[i] - x[i + rotary_dim / 2] * sin[i], x[i + rotary_dim / 2] * cos[i] + x[i] *
+        sin[i]); the head's other elements stay as they are, all of them where rotary_dim is 0. Computed in float32,
+        rounded to the dtype once.
 
         Turned keys, and values as they are, go into the slots of slot_mapping, int64 [T], each in
         [0, num_blocks * block_size). Slots of block 0 may repeat (padding: what lies there afterwards is undefined);

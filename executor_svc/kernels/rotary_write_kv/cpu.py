@@ -14,7 +14,7 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 def make_rotary_write_kv(library: NativeLibrary) -> RotaryWriteKv:
     """Make the op."""
-    run = library.function("octavo_rotary_write_kv", *(ADDRESS,) * 7, *(INT64,) * 4, INT32)
+    run = library.function("octavo_rotary_write_kv", *(ADDRESS,) * 7, *(INT64,) * 5, INT32)
 
     def rotary_write_kv(
         qkv: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor
@@ -35,6 +35,7 @@ def make_rotary_write_kv(library: NativeLibrary) -> RotaryWriteKv:
             num_heads,
             num_kv_heads,
             head_dim,
+            cos.shape[-1],
             _DTYPES[qkv.dtype],
         )
         return query

@@ -20,10 +20,11 @@ def rotary_write_kv(
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair of the heads x [T, num_heads, head_dim] by its token's angle."""
-    first, second = x.float().chunk(2, dim=-1)
+    half = cos.shape[-1]
+    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
     cos, sin = cos[:, None, :], sin[:, None, :]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x.dtype)
+    return torch.cat((turned.to(x.dtype), x[..., 2 * half :]), dim=-1)
 
 
 def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.activation.cpu import make_silu_and_mul
+from executor_svc.kernels.activation.reference import gelu, gelu_and_mul, relu
 from executor_svc.kernels.finite.cpu import make_finite_rows
 from executor_svc.kernels.forbidden.cpu import make_forbid_tokens
 from executor_svc.kernels.linear.cpu import make_pack_linear
@@ -12,6 +13,7 @@ from executor_svc.kernels.logprobs.cpu import make_gather_logprobs
 from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.noise.cpu import make_uniform
 from executor_svc.kernels.norm.cpu import make_norms
+from executor_svc.kernels.norm.reference import add_layer_norm, layer_norm
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import make_apply_penalties
 from executor_svc.kernels.rotary_write_kv.cpu import make_rotary_write_kv
@@ -29,7 +31,12 @@ def build(num_threads: int | None) -> KernelSet:
         pack_linear=make_pack_linear(library),
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
+        layer_norm=layer_norm,
+        add_layer_norm=add_layer_norm,
         silu_and_mul=make_silu_and_mul(library),
+        gelu_and_mul=gelu_and_mul,
+        gelu=gelu,
+        relu=relu,
         rotary_write_kv=make_rotary_write_kv(library),
         plan_attention=make_plan_attention(library),
         finite_rows=make_finite_rows(library),
