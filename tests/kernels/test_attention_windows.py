@@ -123,9 +123,7 @@ def test_a_shared_prefix_in_a_window(isa: InstructionSet, window: int, threads: 
     threads=st.integers(1, 4),
     group=st.integers(1, 7),
 )
-def test_any_batch(
-    rows: list[Row], shared_blocks: int, block_size: int, window: int, threads: int, group: int
-) -> None:
+def test_any_batch(rows: list[Row], shared_blocks: int, block_size: int, window: int, threads: int, group: int) -> None:
     """Whatever comes together, each row gets what the reference gives it, and the bits it gets alone."""
     batch = [(query, shared_blocks * block_size + query + before) for query, before in rows]
     shape = {"heads": (2 * group, 2), "head_dim": 12, "block_size": block_size}

@@ -220,7 +220,7 @@ class Chunks {
         rows_(rows),
         width_(width_of<T>(context.head_dim)),
         // Several tiles read keys and values again and again: from a copy, where they lie side by side.
-        copy_(rows > kTileRows || width_ != context.head_dim),
+        copy_(rows > kFewRows || width_ != context.head_dim),
         scratch_(scratch) {}
 
   // Put the tokens [begin, end), begin being a chunk's first, behind what scratch.part holds. `next`, where it has a
@@ -343,7 +343,9 @@ class Chunks {
 
   template <class V>
   void weigh(const Values<V>& values, int head, int last, int begin, int end) const {
-    for_tiles<kTileRows>(first_, last, [&]<int R>(int row) {
+    // The tiles that several rows make where they lie in memory; more come in copies.
+    constexpr int most = kHalves<V> == 2 ? kFewRows : kTileRows;
+    for_tiles<most>(first_, last, [&]<int R>(int row) {
       if (sees_any(row, R, begin, end))
         value_rows<R>(scores(head, row), kChunk, values, scratch_.from_here + row, scratch_.seen_here + row, begin, end,
                       sums(head, row), width_);

@@ -16,6 +16,9 @@ constexpr int kTileRows = 12;
 constexpr int kTileRows = 6;
 #endif
 
+// Query rows of a KV head that are few: their keys and values are not worth a copy.
+constexpr int kFewRows = 6;
+
 // Vectors side by side in a tile of R rows. Few rows alone would leave the multiply-add units waiting for their own
 // results.
 template <int R>
