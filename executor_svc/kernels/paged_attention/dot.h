@@ -152,7 +152,7 @@ constexpr int kDotTokens = R == 1 ? 8 : 4;
 // scores[r * stride + j] = scale * (row r . key j), for the tokens of a tile; rows are `width` apart. The key of token j
 // is at keys[j] + offset: T as it lies in memory, or float from spread.
 template <int R, class T>
-__attribute__((always_inline)) inline void dot_tile(const float* query, const T* const* keys, int64_t offset, int64_t width, float scale,
+inline void dot_tile(const float* query, const T* const* keys, int64_t offset, int64_t width, float scale,
                      float* scores, int64_t stride) {
   constexpr int J = kDotTokens<R>;
   Vec sum[R][J];

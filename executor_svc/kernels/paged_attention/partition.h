@@ -344,8 +344,8 @@ class Chunks {
 
   template <class V>
   void weigh(const Values<V>& values, int head, int last, int begin, int end) const {
-    // The tiles that several rows make where they lie in memory; more come in copies.
-    constexpr int most = kHalves<V> == 2 ? kFewRows : kTileRows;
+    // Of bfloat16, which lie in place, there are few rows.
+    constexpr int most = kHalves<V> == 2 ? std::min(kFewRows, kTileRows) : kTileRows;
     for_tiles<most>(first_, last, [&]<int R>(int row) {
       if (sees_any(row, R, begin, end))
         value_rows<R>(scores(head, row), kChunk, values, scratch_.from_here + row, scratch_.seen_here + row, begin, end,
