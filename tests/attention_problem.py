@@ -32,9 +32,8 @@ class Problem:
         soft_cap: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """Every row's block table begins with the same `shared_blocks` blocks, which hold the same tokens.
-
-        A window above 0 puts the null block in place of blocks that all of a row's query tokens have passed.
+        """Every row's block table begins with the same `shared_blocks` blocks, which hold the same tokens. With a
+        window the null block stands in place of blocks that all of a row's query tokens have passed.
         """
         generator = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads

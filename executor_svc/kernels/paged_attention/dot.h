@@ -45,6 +45,16 @@ class Ahead {
   int64_t width_, left_;
 };
 
+// The same address, though the compiler does not know it: it neither keeps what it loaded from there in a register that a
+// sum could have, nor works out several addresses in a vector.
+template <class T>
+inline const T* same_address(const T* p) {
+#if defined(__GNUC__)
+  asm("" : "+r"(p));
+#endif
+  return p;
+}
+
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // ---- the order in which the elements of a head are worked on ----
@@ -101,11 +111,15 @@ void gather(const float* from, int64_t head_dim, int64_t width, T* to) {
 
 // ---- scores ----
 
-// The sums of the lanes of four vectors: neighbours first, then the sums of neighbours.
+// The sums of the lanes of four vectors, in the same order for each.
 #if defined(__AVX2__)
 
+// Of each four lanes the first two added to the last two: a's in front, b's behind.
+inline __m256 sums_of_twos(__m256 a, __m256 b) {
+  return _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
+}
 inline __m128 sums_of_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
-  const __m256 quarters = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  const __m256 quarters = _mm256_hadd_ps(sums_of_twos(a, b), sums_of_twos(c, d));
   return _mm_add_ps(_mm256_castps256_ps128(quarters), _mm256_extractf128_ps(quarters, 1));
 }
 #if defined(__AVX512F__)
@@ -123,7 +137,7 @@ inline void store_scores(Vec a, Vec b, Vec c, Vec d, float scale, float* to) {
   const Vec* const sums[] = {&a, &b, &c, &d};
   for (int i = 0; i < 4; ++i) {
     const Vec& x = *sums[i];
-    to[i] = ((x[0] + x[1]) + (x[2] + x[3])) * scale;
+    to[i] = ((x[0] + x[2]) + (x[1] + x[3])) * scale;
   }
 }
 
@@ -145,9 +159,10 @@ inline void dot_tile(const float* query, const T* const* keys, int64_t offset, i
   for (int r = 0; r < R; ++r)
     for (int j = 0; j < J; ++j) sum[r][j] = zero();
   const T* key[J];
-  for (int j = 0; j < J; ++j) key[j] = keys[j] + offset;
+  for (int j = 0; j < J; ++j) key[j] = same_address(keys[j] + offset);
   const int64_t part = width / kHalves<T>;
-  for (int64_t i = 0; i < part; i += kLanes) {
+  int64_t i = 0;
+  do {
     Vec row[R];
     for (int r = 0; r < R; ++r) row[r] = load(query + r * width + i);
     for (int j = 0; j < J; ++j) {
@@ -158,16 +173,20 @@ inline void dot_tile(const float* query, const T* const* keys, int64_t offset, i
         x = load(key[j] + i);
       for (int r = 0; r < R; ++r) sum[r][j] = fma(row[r], x, sum[r][j]);
     }
-  }
-  if constexpr (kHalves<T> == 2)
-    for (int64_t i = 0; i < part; i += kLanes) {
+    i += kLanes;
+  } while (i < part);
+  if constexpr (kHalves<T> == 2) {
+    i = 0;
+    do {
       Vec row[R];
       for (int r = 0; r < R; ++r) row[r] = load(query + r * width + part + i);
       for (int j = 0; j < J; ++j) {
         const Vec x = high_halves(load_bits(key[j] + 2 * i));
         for (int r = 0; r < R; ++r) sum[r][j] = fma(row[r], x, sum[r][j]);
       }
-    }
+      i += kLanes;
+    } while (i < part);
+  }
   for (int r = 0; r < R; ++r)
     for (int j = 0; j < J; j += 4)
       store_scores(sum[r][j], sum[r][j + 1], sum[r][j + 2], sum[r][j + 3], scale, scores + r * stride + j);

@@ -25,7 +25,7 @@ constexpr int kStretch = 16;
 constexpr int kAhead = 16;
 
 // Pointers to the tokens that are read in turn: a chunk's keys and values, and what follows.
-constexpr int kStream = 2 * kChunk + 2 * kAhead + kDotTokens<1>;
+constexpr int kStream = 4 * kChunk;
 
 // Memory that is taken once and grows when it must; aligned to a cache line.
 class Floats {
@@ -220,7 +220,7 @@ class Chunks {
         rows_(rows),
         width_(width_of<T>(context.head_dim)),
         // Several tiles read keys and values again and again: from a copy, where they lie side by side.
-        copy_(rows > kTileRows || width_ != context.head_dim),
+        copy_(rows > kFewRows || width_ != context.head_dim),
         scratch_(scratch) {}
 
   // Put the tokens [begin, end), begin being a chunk's first, behind what scratch.part holds. `next`, where it has a
@@ -265,13 +265,14 @@ class Chunks {
     const int64_t begin = chunk + skipped_, size = count - skipped_;
     const T** at = context_.locate(context_.keys, begin, size, stream());
     at = context_.locate(context_.values, begin, size, at);
+    // Copies are made one after the other, each while what the next is of is fetched.
+    const int64_t ahead = copy_ ? size : kAhead;
     if (chunk + kChunk < end)
-      at = context_.locate(context_.keys, chunk + kChunk, std::min<int64_t>(kAhead, end - chunk - kChunk), at);
+      at = context_.locate(context_.keys, chunk + kChunk, std::min(ahead, end - chunk - kChunk), at);
     else if (next.context)
-      at = next.context->locate(next.context->keys, next.begin, std::min<int64_t>(kAhead, next.count), at);
+      at = next.context->locate(next.context->keys, next.begin, std::min(ahead, next.count), at);
     // What a tile reads behind the last token means nothing, and must only be there.
-    const T* const any = stream()[0];
-    for (int i = 0; i < kAhead + kDotTokens<1>; ++i) *at++ = any;
+    std::fill(at, stream() + 2 * size + std::max<int64_t>(ahead, kAhead + kDotTokens<1>), stream()[0]);
   }
 
   const T* const* keys_at() const { return stream() - skipped_; }
@@ -321,7 +322,7 @@ class Chunks {
   void copy(const T* const* at, int head, int count, float* to, const float** copies) const {
     const int64_t offset = head * context_.head_dim;
     for (int j = skipped_; j < count; ++j) {
-      const T* const later = at[j + kAhead] + offset;
+      const T* const later = at[j + count - skipped_] + offset;
       Ahead<T>(&later, &later + 1, context_.head_dim).fetch(context_.head_dim);
       copies[j] = to + j * width_;
       spread(at[j] + offset, context_.head_dim, width_, to + j * width_);
@@ -343,7 +344,9 @@ class Chunks {
 
   template <class V>
   void weigh(const Values<V>& values, int head, int last, int begin, int end) const {
-    for_tiles<kTileRows>(first_, last, [&]<int R>(int row) {
+    // Of bfloat16, which lie in place, there are few rows.
+    constexpr int most = kHalves<V> == 2 ? std::min(kFewRows, kTileRows) : kTileRows;
+    for_tiles<most>(first_, last, [&]<int R>(int row) {
       if (sees_any(row, R, begin, end))
         value_rows<R>(scores(head, row), kChunk, values, scratch_.from_here + row, scratch_.seen_here + row, begin, end,
                       sums(head, row), width_);

@@ -275,7 +275,7 @@ class Plan {
   // Add a task for the KV heads, one by one or some together.
   void add(std::vector<Task>& to, Task task) const {
     const int32_t num_kv_heads = static_cast<int32_t>(shape_.num_kv_heads);
-    const int32_t together = task.count * shape_.group <= kTileRows ? few_heads_ : 1;
+    const int32_t together = task.count * shape_.group <= kFewRows ? few_heads_ : 1;
     const int64_t cost_of_head = task.cost;
     for (int32_t parts = (num_kv_heads + together - 1) / together; parts > 0; --parts) {
       task.heads = (num_kv_heads - task.head) / parts;

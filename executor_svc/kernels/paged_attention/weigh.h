@@ -16,6 +16,9 @@ constexpr int kTileRows = 12;
 constexpr int kTileRows = 6;
 #endif
 
+// Query rows of a KV head that are few: their keys and values are not worth a copy.
+constexpr int kFewRows = 8;
+
 // Vectors side by side in a tile of R rows. Few rows alone would leave the multiply-add units waiting for their own
 // results.
 template <int R>
@@ -29,18 +32,8 @@ struct Values {
   Ahead<T>* ahead;     // null: nothing is fetched ahead
 };
 
-// The same address, though the compiler does not know it: it loads again rather than keep what it loaded in a register
-// that a sum could have.
-template <class T>
-inline const T* same_address(const T* p) {
-#if defined(__GNUC__)
-  asm("" : "+r"(p));
-#endif
-  return p;
-}
-
-// sums[r] += weights[r][j] * value j, for the tokens [begin, end), at the V vectors from `column` of the head in memory.
-// Weights of a row are `stride` apart, its sums `width`, in the order of spread.
+// sums[r] += weights[r][j] * value j, for the tokens [begin, end), one at least, at the V vectors from `column` of the
+// head in memory. Weights of a row are `stride` apart, its sums `width`, in the order of spread.
 template <int R, int V, class T>
 inline void value_tile(const float* weights, int64_t stride, const Values<T>& values, int64_t column, int begin, int end,
                        float* sums, int64_t width) {
@@ -55,7 +48,8 @@ inline void value_tile(const float* weights, int64_t stride, const Values<T>& va
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sum[r][v] = load(sums + r * width + place(v));
   const int64_t at = values.offset + column;
-  for (int j = begin; j < end; ++j) {
+  int j = begin;
+  do {
     if (values.ahead) values.ahead->fetch(V * kLanes);
     const T* const from = values.at[j] + at;
     const T* const again = same_address(from);
@@ -83,7 +77,7 @@ inline void value_tile(const float* weights, int64_t stride, const Values<T>& va
         for (int v = 0; v < V; ++v) sum[r][v] = fma(weight, x[v], sum[r][v]);
       }
     }
-  }
+  } while (++j < end);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) store(sums + r * width + place(v), sum[r][v]);
 }
