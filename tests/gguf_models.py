@@ -62,17 +62,17 @@ def make_gguf(
     }
     for key, value in (keys | dict(metadata or {})).items():
         if value is not None:
-            _add(writer, f"{architecture}.{key}", value)
-    _add_tokenizer(writer, folder, config, tokenizer_pre)
+            add(writer, f"{architecture}.{key}", value)
+    add_tokenizer(writer, folder, config, tokenizer_pre)
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.float()
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-            values = _interleaved(values, config["head_dim"])
-        _add_tensor(writer, _gguf_name(name), values, quantization)
+            values = interleaved(values, config["head_dim"])
+        add_tensor(writer, _gguf_name(name), values, quantization)
     if rope_freqs is not None:
-        _add_tensor(writer, "rope_freqs.weight", rope_freqs, "F32")
+        add_tensor(writer, "rope_freqs.weight", rope_freqs, "F32")
     for name, tensor in (extra or {}).items():
-        _add_tensor(writer, name, tensor, quantization)
+        add_tensor(writer, name, tensor, quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -88,14 +88,17 @@ def _gguf_name(name: str) -> str:
     return f"blk.{index}.{_LAYER[part]}.{kind}"
 
 
-def _interleaved(values: Tensor, head_dim: int) -> Tensor:
+def interleaved(values: Tensor, head_dim: int) -> Tensor:
     """Put row i + head_dim / 2 of each head behind its row i."""
     halves = values.unflatten(0, (-1, 2, head_dim // 2))
     return halves.transpose(1, 2).flatten(0, 2)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, str):
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add a key of metadata: a float as float32, a whole number as uint32."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
@@ -105,7 +108,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, quantization: str) -> None:
+def add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, quantization: str) -> None:
+    """Add a tensor: a matrix of the element type that `quantization` names, a vector as F32."""
     values = tensor.float().numpy()
     kind = gguf.GGMLQuantizationType[quantization]
     if kind == gguf.GGMLQuantizationType.F32 or tensor.dim() == 1:
@@ -116,7 +120,8 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, quantization
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any], pre: str) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any], pre: str) -> None:
+    """Add the byte-level tokenizer of a folder; `config` says its special tokens and the size of the vocabulary."""
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     # A GGUF file has a token for every row of the embedding.

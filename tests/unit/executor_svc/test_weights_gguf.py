@@ -153,11 +153,14 @@ def test_rotary_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"rope.scaling.type": "longrope"}, "rotary scaling 'longrope' is not supported; supported: none, linear, y"),
-        ({"expert_count": 8}, "routed experts"),
-        ({"rope.dimension_count": 8}, r"rope\.dimension_count 8 other than the key length 16"),
+        ({"rope.scaling.type": "dynamic"}, "rotary scaling 'dynamic' is not supported; supported: none, linear, yarn"),
+        ({"rope.scaling.type": "longrope"}, r"rotary scaling 'longrope' without rope_factors_long\.weight"),
+        ({"rope.scaling.factor": -2.0}, r"rope\.scaling\.factor -2"),
+        ({"rope.freq_base": 0.0}, r"rope\.freq_base 0"),
+        ({"rope.dimension_count": 18}, r"rope\.dimension_count 18 of a head of 16"),
+        ({"rope.dimension_count": 7}, r"rope\.dimension_count 7 of a head of 16"),
         ({"attention.value_length": 32}, r"attention\.value_length 32 other than the key length 16"),
-        ({"attention.head_count_kv": [2, 4]}, "head counts that differ between layers"),
+        ({"attention.head_count_kv": [2, 4]}, r"attention\.head_count_kv differs between layers"),
     ],
 )
 def test_what_is_not_supported_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
@@ -171,11 +174,11 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, metadata: dict[str, An
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     """The message names the architecture and those that are known."""
     path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "gptneox")
+    writer = gguf.GGUFWriter(path, "bloom")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match="architecture 'gptneox' is not supported; supported: llama, qwen2"):
+    with pytest.raises(UnsupportedModelError, match="architecture 'bloom' is not supported; supported: gemma, gemma2"):
         open_checkpoint(path)
 
 
@@ -197,6 +200,24 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     path = make_gguf(folder, tmp_path / "model.gguf", extra={"blk.0.attn_sinks.weight": torch.zeros(4)})
     with pytest.raises(WeightsError, match=r"1 tensors surplus: blk\.0\.attn_sinks\.weight"):
         _logits(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"embedding_length": "wide"}, r"llama\.embedding_length is 'wide', not a whole number"),
+        ({"attention.head_count": 0}, r"llama\.attention\.head_count is 0, not at least 1"),
+        ({"rope.freq_base": "high"}, r"llama\.rope\.freq_base is 'high', not a number"),
+        ({"attention.layer_norm_rms_epsilon": math.nan}, r"layer_norm_rms_epsilon is nan, not a number"),
+        ({"rope.scaling.type": 3}, r"llama\.rope\.scaling\.type is 3, not a string"),
+    ],
+)
+def test_keys_of_the_wrong_kind_are_named(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    """A key that holds another kind of value than it should is an error with key and value."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+    path = make_gguf(folder, tmp_path / "model.gguf", metadata=metadata)
+    with pytest.raises(ModelLoadError, match=message):
+        open_checkpoint(path)
 
 
 def test_missing_keys_are_named(tmp_path: Path) -> None:
