@@ -13,6 +13,7 @@ from executor_svc.kernels import KernelSet
 from executor_svc.kernels.linear import Linear
 from executor_svc.models.spec import LinearSpec, NormSpec, Part, PositionsSpec
 from executor_svc.weights import Checkpoint
+from executor_svc.weights.load_memory import LoadMemory, empty
 
 Progress = Callable[[int, int], None]
 """Takes the elements loaded so far, and those of the whole model. Called from the threads that load, one at a time."""
@@ -22,7 +23,8 @@ class Counter:
     """Adds up what the threads have loaded."""
 
     def __init__(self, shapes: Iterable[tuple[int, ...]], progress: Progress | None) -> None:
-        self._total = sum(map(prod, shapes))
+        self.total = sum(map(prod, shapes))
+        """Elements of the whole model."""
         self._done = 0
         self._progress = progress
         self._lock = threading.Lock()
@@ -32,7 +34,7 @@ class Counter:
         with self._lock:
             self._done += num_elements
             if self._progress is not None:
-                self._progress(self._done, self._total)
+                self._progress(self._done, self.total)
 
 
 class Parameters:
@@ -46,9 +48,14 @@ class Parameters:
         self._device = device
         self._kernels = kernels
         self._counter = counter
+        self._memory = LoadMemory(counter.total * dtype.itemsize)
 
     def linear(self, spec: LinearSpec) -> Linear:
         """Read a linear layer's parts into one weight, and pack it."""
+        with self._memory.packing(spec.out_features * spec.in_features * self._dtype.itemsize):
+            return self._linear(spec)
+
+    def _linear(self, spec: LinearSpec) -> Linear:
         weight = self._empty(spec.out_features, spec.in_features)
         bias = self._empty(spec.out_features) if spec.bias else None
         start = 0
@@ -83,7 +90,7 @@ class Parameters:
     def _fill_rows(self, part: Part, name: str, out: Tensor) -> None:
         """Fill the rows of one part: `out` is [rows, in_features] or, for a bias, [rows]."""
         if part.interleaved_head_dim:
-            scratch = torch.empty_like(out)
+            scratch = self._empty(*out.shape)
             self._fill(name, scratch)
             by_head = scratch.view(-1, 3, part.interleaved_head_dim, *out.shape[1:])
             out.view(3, -1, *by_head.shape[2:]).copy_(by_head.transpose(0, 1))
@@ -100,4 +107,4 @@ class Parameters:
         self._counter.add(out.numel())
 
     def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return empty(shape, self._dtype, self._device)

@@ -24,8 +24,14 @@ def rope_parameters(metadata: GgufMetadata, head_dim: int, *, default_theta: flo
     theta = metadata.number("rope.freq_base", default_theta)
     if theta <= 0:
         raise metadata.refuse(f"{metadata.name('rope.freq_base')} {theta}")
-    partial = {} if dimensions == head_dim else {"partial_rotary_factor": dimensions / head_dim}
+    partial = {} if dimensions == head_dim else {"partial_rotary_factor": _share(dimensions, head_dim)}
     return {"rope_theta": theta, **partial, **_scaling(metadata, theta, dimensions)}
+
+
+def _share(dimensions: int, head_dim: int) -> float:
+    """Return a share that, times head_dim and rounded down, is `dimensions` again, as whoever reads it computes."""
+    share = dimensions / head_dim
+    return share if int(head_dim * share) == dimensions else math.nextafter(share, 1.0)
 
 
 def _scaling(metadata: GgufMetadata, theta: float, dimensions: int) -> dict[str, Any]:

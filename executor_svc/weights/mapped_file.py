@@ -10,6 +10,9 @@ from torch import Tensor
 
 from executor_svc.weights.errors import WeightsError
 
+_AROUND = 1 << 16
+"""Bytes that Linux maps at once around one that is read, and that are given back with it."""
+
 
 class MappedFile:
     """The bytes of a file. Mapped pages count as this process's memory, so they are given back once copied."""
@@ -37,7 +40,7 @@ class MappedFile:
 
     def release(self, start: int, end: int) -> None:
         """Give a range's pages back to the system. They are still there for whoever reads them again."""
-        page = mmap.PAGESIZE
-        first = start // page * page
-        if end > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
+        first = start // _AROUND * _AROUND
+        last = min(-(-end // _AROUND) * _AROUND, len(self))
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)

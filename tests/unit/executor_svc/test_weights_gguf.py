@@ -12,7 +12,7 @@ import pytest
 import torch
 from factories import make_llama
 from gguf.quants import dequantize, quantize
-from gguf_models import make_gguf
+from gguf_models import make_gguf, random_superblocks
 from paged import PagedLoop, PagedSequence
 from safetensors.torch import load_file
 from torch import Tensor
@@ -34,8 +34,8 @@ def _logits(path: Path) -> Tensor:
     return PagedLoop(model).step([(PagedSequence(PROMPT), len(PROMPT))])
 
 
-def _rotary(path: Path) -> RotaryConfig:
-    return describe(open_checkpoint(path))[0].rotary
+def _rotary(path: Path) -> RotaryConfig | None:
+    return describe(open_checkpoint(path))[0].layers[0].rotary
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,26 @@ def test_element_types(tmp_path: Path, kind: str) -> None:
         out = torch.empty(tensor.shape)
         checkpoint.copy_to(name, out)
         assert np.array_equal(out.numpy(), expected), name
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_in_a_file(tmp_path: Path, kind: str) -> None:
+    """Matrices of random superblocks come out as gguf's own dequantize has them, Q and K in the checkpoint's order."""
+    number = gguf.GGMLQuantizationType[kind]
+    folder = make_llama(tmp_path / "folder", hidden_size=256, intermediate_size=256, num_heads=4, num_kv_heads=2)
+    packed = {
+        name: random_superblocks(number, tensor.shape, seed)
+        for seed, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items())
+        if tensor.dim() == 2
+    }
+    checkpoint = open_checkpoint(make_gguf(folder, tmp_path / "model.gguf", packed=(packed, number)))
+    for name, rows in packed.items():
+        expected = torch.from_numpy(dequantize(rows, number))
+        if "q_proj" in name or "k_proj" in name:
+            expected = expected.unflatten(0, (-1, 32, 2)).transpose(1, 2).flatten(0, 2)
+        out = torch.empty(expected.shape, dtype=torch.bfloat16)
+        checkpoint.copy_to(name, out)
+        assert torch.equal(out, expected.bfloat16()), name
 
 
 def test_large_tensors_are_copied_in_parts(tmp_path: Path) -> None:
@@ -137,13 +157,15 @@ def test_rotary_metadata(tmp_path: Path) -> None:
 
     def scaling(**metadata: Any) -> Any:
         keys = {f"rope.scaling.{key}": value for key, value in metadata.items()}
-        return _rotary(make_gguf(folder, tmp_path / "model.gguf", metadata=keys)).scaling
+        rotary = _rotary(make_gguf(folder, tmp_path / "model.gguf", metadata=keys))
+        assert rotary is not None
+        return rotary.scaling
 
     assert scaling() is None
     assert scaling(type="none") is None
     assert scaling(type="linear", factor=4.0) == LinearScaling(4.0)
     legacy = make_gguf(folder, tmp_path / "legacy.gguf", metadata={"rope.scale_linear": 2.0})
-    assert _rotary(legacy).scaling == LinearScaling(2.0)
+    assert _rotary(legacy) == RotaryConfig(16, 10000.0, LinearScaling(2.0))
     yarn = scaling(type="yarn", factor=4.0, original_context_length=64)
     assert yarn == YarnScaling(4.0, 64, attention_factor=0.1 * math.log(4.0) + 1.0)
     tuned = scaling(type="yarn", factor=2.0, original_context_length=64, attn_factor=0.5, yarn_beta_fast=16.0)
