@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import CausalLM
-from executor_svc.models.loader import load_model, load_weights, read_config
+from executor_svc.models.loader import describe, load_model, load_weights, read_config
 from executor_svc.weights.errors import ModelLoadError, UnsupportedModelError, WeightsError
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "ModelLoadError",
     "UnsupportedModelError",
     "WeightsError",
+    "describe",
     "load_model",
     "load_weights",
     "read_config",

@@ -21,7 +21,7 @@ from executor_svc.models.decoder import CausalLM
 from executor_svc.models.parameters import Counter, Parameters, Progress
 from executor_svc.models.registry import find_family
 from executor_svc.models.spec import DecoderSpec
-from executor_svc.weights import Checkpoint, check_tensors, open_checkpoint
+from executor_svc.weights import Checkpoint, WeightsError, check_tensors, open_checkpoint
 from octavo.models.prepared import PreparedModel
 
 
@@ -38,12 +38,16 @@ def load_model(
     max_model_len: the longest sequence that is to run, where one is set. As many threads take part as torch has when
     this is called; afterwards it has that number again.
     """
-    return load_weights(prepared.weights, dtype, device, kernels, progress, max_model_len)
+    checkpoint = open_checkpoint(prepared.weights, allow_pickle=prepared.is_pickled)
+    _check_vocabulary(prepared, describe(checkpoint)[0])
+    return load_checkpoint(checkpoint, dtype, device, kernels, progress, max_model_len)
 
 
 def read_config(prepared: PreparedModel) -> ModelConfig:
     """Return what a prepared model's files say of it; no weight is read. Raises ModelLoadError."""
-    return describe(open_checkpoint(prepared.weights))[0]
+    config, _ = describe(open_checkpoint(prepared.weights, allow_pickle=prepared.is_pickled))
+    _check_vocabulary(prepared, config)
+    return config
 
 
 def load_weights(
@@ -55,7 +59,18 @@ def load_weights(
     max_model_len: int | None = None,
 ) -> CausalLM:
     """Load a GGUF file or Hugging Face folder. Raises as load_model does."""
-    checkpoint = open_checkpoint(path)
+    return load_checkpoint(open_checkpoint(path), dtype, device, kernels, progress, max_model_len)
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    progress: Progress | None = None,
+    max_model_len: int | None = None,
+) -> CausalLM:
+    """Load what is open. Raises as load_model does."""
     config, spec = describe(checkpoint)
     check_tensors(checkpoint, spec.tensors(), ignored=spec.ignored)
     counter = Counter(spec.tensors().values(), progress)
@@ -85,6 +100,15 @@ def describe(checkpoint: Checkpoint) -> tuple[ModelConfig, DecoderSpec]:
     family = find_family(fields)
     config = family.read_config(fields)
     return config, family.name_tensors(config, checkpoint.shapes.keys())
+
+
+def _check_vocabulary(prepared: PreparedModel, config: ModelConfig) -> None:
+    """Raise WeightsError where the tokenizer may give ids that the embedding has no row for."""
+    if prepared.vocab_size > config.vocab_size:
+        raise WeightsError(
+            f"{prepared.weights}: the tokenizer's vocabulary of {prepared.vocab_size} does not fit the embedding of "
+            f"{config.vocab_size} rows"
+        )
 
 
 def _cancel(futures: Iterable[Future[Any]]) -> None:

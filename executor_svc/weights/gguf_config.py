@@ -22,6 +22,8 @@ class GgufArchitecture:
     read: Callable[[GgufMetadata], Fields]
     """Gives the fields of config.json. Raises ModelLoadError where a key is missing or wrong, UnsupportedModelError
     where one asks for what no family has."""
+    families: tuple[str, ...]
+    """What `read` may find it to be, as config.json's `architectures` name it."""
 
 
 def head_size(metadata: GgufMetadata) -> int:
@@ -246,18 +248,18 @@ def _gpt_neox(metadata: GgufMetadata) -> Fields:
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
-    "llama": GgufArchitecture(names.LLAMA, _llama),
-    "qwen2": GgufArchitecture(names.QWEN2, _qwen2),
-    "qwen3": GgufArchitecture(names.QWEN3, _qwen3),
-    "qwen3moe": GgufArchitecture(names.QWEN3, _qwen3_moe),
-    "gemma": GgufArchitecture(names.GEMMA, _gemma),
-    "gemma2": GgufArchitecture(names.GEMMA2, _gemma2),
-    "gemma3": GgufArchitecture(names.GEMMA2, _gemma3),
-    "phi3": GgufArchitecture(names.PHI3, _phi3),
-    "olmo2": GgufArchitecture(names.OLMO2, _olmo2),
-    "granite": GgufArchitecture(names.LLAMA, _granite),
-    "smollm3": GgufArchitecture(names.LLAMA, _smollm3),
-    "gpt2": GgufArchitecture(names.GPT2, _gpt2),
-    "gptneox": GgufArchitecture(names.GPT_NEOX, _gpt_neox),
+    "llama": GgufArchitecture(names.LLAMA, _llama, ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM")),
+    "qwen2": GgufArchitecture(names.QWEN2, _qwen2, ("Qwen2ForCausalLM",)),
+    "qwen3": GgufArchitecture(names.QWEN3, _qwen3, ("Qwen3ForCausalLM",)),
+    "qwen3moe": GgufArchitecture(names.QWEN3, _qwen3_moe, ("Qwen3MoeForCausalLM",)),
+    "gemma": GgufArchitecture(names.GEMMA, _gemma, ("GemmaForCausalLM",)),
+    "gemma2": GgufArchitecture(names.GEMMA2, _gemma2, ("Gemma2ForCausalLM",)),
+    "gemma3": GgufArchitecture(names.GEMMA2, _gemma3, ("Gemma3ForCausalLM",)),
+    "phi3": GgufArchitecture(names.PHI3, _phi3, ("Phi3ForCausalLM",)),
+    "olmo2": GgufArchitecture(names.OLMO2, _olmo2, ("Olmo2ForCausalLM", "Olmo3ForCausalLM")),
+    "granite": GgufArchitecture(names.LLAMA, _granite, ("GraniteForCausalLM",)),
+    "smollm3": GgufArchitecture(names.LLAMA, _smollm3, ("SmolLM3ForCausalLM",)),
+    "gpt2": GgufArchitecture(names.GPT2, _gpt2, ("GPT2LMHeadModel",)),
+    "gptneox": GgufArchitecture(names.GPT_NEOX, _gpt_neox, ("GPTNeoXForCausalLM",)),
 }
 """By GGUF's name. Its "llama" covers Mistral and Mixtral too."""
