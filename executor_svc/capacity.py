@@ -21,14 +21,22 @@ class Wanted:
 
 
 def plan_limits(
-    wanted: Wanted, *, vocab_size: int, max_position_embeddings: int, block_bytes: int, default_kv_memory: int
+    wanted: Wanted,
+    *,
+    vocab_size: int,
+    max_position_embeddings: int,
+    block_bytes: int,
+    default_kv_memory: int,
+    unstretched_length: int | None = None,
+    window: int = 0,
 ) -> Limits:
     """Return the limits. Raises SettingsError, with the numbers, where what was asked for does not fit.
 
     The pool has as many blocks as the KV memory holds, but not more than `max_num_seqs` sequences of `max_model_len`
-    tokens can use. Where max_model_len is not asked for it is the model's own, or what the pool holds of it.
+    tokens can use. Where max_model_len is not asked for it is the model's own, or unstretched_length where longer
+    sequences would make the model compute otherwise, or what the pool holds of it. `window`: see Limits.
     """
-    longest = wanted.max_model_len or max_position_embeddings
+    longest = wanted.max_model_len or min(max_position_embeddings, unstretched_length or max_position_embeddings)
     if longest > max_position_embeddings:
         raise SettingsError(f"--max-model-len {longest}: the model ends at {max_position_embeddings} tokens")
     if longest < 2:
@@ -58,4 +66,5 @@ def plan_limits(
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         max_model_len=min(longest, pool_tokens),
         vocab_size=vocab_size,
+        window=window,
     )

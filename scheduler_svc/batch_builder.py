@@ -342,7 +342,7 @@ class BatchBuilder:
             victims.append(victim)
             if len(victims) == 1 and is_waiting:
                 # Those with the longest tables would not do: the policy need not be asked for more of them.
-                tables = (len(sequence.block_table) for sequence in candidates.values())
+                tables = (sequence.num_held_blocks for sequence in candidates.values())
                 most = nlargest(MAX_VICTIMS - 1, tables)
                 if not fits(num_available_blocks + sum(most), len(executor.running) - 1 - len(most)):
                     return []

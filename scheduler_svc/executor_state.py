@@ -43,7 +43,7 @@ class ExecutorState:
     def __init__(self, session: int, spec: ExecutorSpec, reserve: ReserveSettings | None = None) -> None:
         self.session = session
         self.spec = spec
-        self.kv = KVCacheManager(spec.num_blocks, spec.block_size)
+        self.kv = KVCacheManager(spec.num_blocks, spec.block_size, window=spec.window)
         self.waiting = WaitingQueue()
         self.drain = DrainRate()
         self.running: dict[Sequence, None] = {}
@@ -165,7 +165,7 @@ class ExecutorState:
             assert sequence.status is SequenceStatus.WAITING, f"{sequence!r} is queued"
             assert not sequence.block_table, f"{sequence!r} holds blocks and is queued"
             assert sequence.num_computed_tokens == sequence.num_placeholders == sequence.steady_until == 0
-        held = {block for sequence in self.running for block in sequence.block_table}
+        held = {block for sequence in self.running for block in sequence.block_table[sequence.num_passed_blocks :]}
         assert self.kv.num_owned_blocks == len(held), "blocks are held outside"
         rows_in_flight: dict[Sequence, int] = {}
         samples_in_flight: dict[Sequence, int] = {}

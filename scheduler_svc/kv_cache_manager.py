@@ -1,4 +1,9 @@
-"""Which KV blocks each sequence of one executor session holds, and which are kept for those to come."""
+"""Which KV blocks each sequence of one executor session holds, and which are kept for those to come.
+
+Where every layer of the model has a window, a block that all of them have passed is given up while its sequence runs
+on: the null block stands for it in the table, which keeps its length. It stays cached, as those of sequences that have
+ended do. A sequence that begins behind a cached prefix needs only the blocks of it that are within the window.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,13 @@ class KVCacheManager:
     It alone changes a sequence's block_table, num_slots and publish_at.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, digest: Digest = sha256) -> None:
-        """num_blocks counts the null block; block_size is in tokens."""
+    def __init__(self, num_blocks: int, block_size: int, digest: Digest = sha256, *, window: int = 0) -> None:
+        """num_blocks counts the null block; block_size and window are in tokens.
+
+        window: how far back the widest layer reads, the reading token included; 0: some layer reads everything.
+        """
         self.block_size = block_size
+        self.window = window
         self._cache = PrefixCache(block_size, digest)
         self._pool = BlockPool(num_blocks, self._cache.forget)
         self._holders: dict[Sequence, None] = {}
@@ -63,7 +72,7 @@ class KVCacheManager:
 
     def blocks_taken(self, sequence: Sequence, num_tokens: int, prefix: Items[int]) -> int:
         """How many fewer blocks are available once a sequence has `prefix` and what else num_tokens tokens need."""
-        return self.blocks_needed(sequence, num_tokens) - self._pool.num_held(prefix)
+        return self.blocks_needed(sequence, num_tokens) - prefix.count(NULL_BLOCK) - self._pool.num_held(prefix)
 
     def can_fit(self, sequence: Sequence, num_tokens: int, prefix: Items[int] = (), *, reserve: int = 0) -> bool:
         """Whether the blocks that it needs beside `prefix` are available, with `reserve` more left over."""
@@ -80,11 +89,31 @@ class KVCacheManager:
     def find_prefix(self, sequence: Sequence) -> list[int]:
         """Return the blocks that hold the KV of a waiting sequence's first tokens; its last token is never among them.
 
-        They stay what they are until blocks are next given out.
+        They stay what they are until blocks are next given out. Those that the window of the token that follows them
+        has passed are not needed: null blocks come in their place.
         """
         if not sequence.request.record.reads_cache:
             return []
-        return self._cache.find(sequence, self._most_cached_tokens(sequence))
+        most = self._most_cached_tokens(sequence)
+        return self._find_in_window(sequence, most) if self.window else self._cache.find(sequence, most)
+
+    def _find_in_window(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        end = num_tokens // self.block_size
+        blocks = self._cache.find_each(sequence, end)
+        # From the back: the longest prefix whose last blocks, as far as the window reaches, are all there.
+        first = end
+        for index in range(end - 1, -1, -1):
+            if blocks[index] is None:
+                end = first = index
+                continue
+            first = index
+            if first <= self._num_passed(end * self.block_size):
+                break
+        return [NULL_BLOCK] * first + [block for block in blocks[first:end] if block is not None]
+
+    def _num_passed(self, position: int) -> int:
+        """Blocks, from the first, that no layer reads for the token at a position or a later one."""
+        return max(0, position + 1 - self.window) // self.block_size
 
     def num_awaited_tokens(self, sequence: Sequence, prefix: Items[int]) -> int:
         """Tokens behind a waiting sequence's `prefix` whose KV others compute now, so that it can share theirs soon."""
@@ -103,17 +132,21 @@ class KVCacheManager:
         """
         if sequence in self._holders:
             raise ValueError(f"{sequence!r} holds blocks already")
-        self._pool.share(prefix)
+        num_passed = prefix.count(NULL_BLOCK)
+        self._pool.share(prefix[num_passed:])
         sequence.block_table.extend(prefix)
         try:
             self.append(sequence, num_tokens)
         except Exception:
-            self._pool.release(sequence.block_table)
+            self._pool.release(sequence.block_table[num_passed:])
             sequence.block_table.clear()
             raise
         self._holders[sequence] = None
-        if sequence.request.record.writes_cache:
+        sequence.num_passed_blocks = num_passed
+        writes_cache = sequence.request.record.writes_cache
+        if writes_cache or self.window:
             sequence.publish_at = (len(prefix) + 1) * self.block_size
+        if writes_cache:
             self._cache.begin(sequence, len(prefix))
         return tuple(sequence.block_table)
 
@@ -132,25 +165,37 @@ class KVCacheManager:
         return (block,)
 
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
-        """Keep the blocks that the first num_tokens tokens fill: committed, computed, and all of it finite.
+        """Keep the blocks that the first num_tokens tokens fill: committed, computed, and all of it finite. Take back
+        those that every layer's window has passed: rows in flight, which compute later tokens, do not read them either.
 
         Call it once num_tokens has reached sequence.publish_at; sets the next such mark.
         """
-        for index in range(sequence.publish_at // self.block_size - 1, num_tokens // self.block_size):
-            block = sequence.block_table[index]
-            if self._cache.publish(sequence, index, block):
-                self._pool.keep(block)
+        if sequence.request.record.writes_cache:
+            for index in range(sequence.publish_at // self.block_size - 1, num_tokens // self.block_size):
+                block = sequence.block_table[index]
+                if self._cache.publish(sequence, index, block):
+                    self._pool.keep(block)
         sequence.publish_at = (num_tokens // self.block_size + 1) * self.block_size
+        if self.window:
+            self._release_passed(sequence, self._num_passed(num_tokens))
+
+    def _release_passed(self, sequence: Sequence, num_passed: int) -> None:
+        first, table = sequence.num_passed_blocks, sequence.block_table
+        if num_passed > first:
+            self._pool.release(table[first:num_passed])
+            table[first:num_passed] = [NULL_BLOCK] * (num_passed - first)
+            sequence.num_passed_blocks = num_passed
 
     def release(self, sequence: Sequence) -> None:
         """Take back every block of a sequence; KeyError where it holds none. What it has published stays cached."""
         del self._holders[sequence]
         if sequence.publish_at != NEVER:
-            self._cache.end(sequence, sequence.publish_at // self.block_size - 1)
+            if sequence.request.record.writes_cache:
+                self._cache.end(sequence, sequence.publish_at // self.block_size - 1)
             sequence.publish_at = NEVER
-        self._pool.release(sequence.block_table)
+        self._pool.release(sequence.block_table[sequence.num_passed_blocks :])
         sequence.block_table.clear()
-        sequence.num_slots = 0
+        sequence.num_slots = sequence.num_passed_blocks = 0
 
     def flush(self) -> int:
         """Forget every prefix: nobody takes what is there now, owned or not. Returns how many blocks became free."""
@@ -170,12 +215,19 @@ class KVCacheManager:
         for sequence in self._holders:
             table = sequence.block_table
             assert table, f"{sequence!r} is a holder without blocks"
-            assert len(set(table)) == len(table), f"{sequence!r} holds a block twice: {table}"
+            num_passed = sequence.num_passed_blocks
+            assert num_passed <= self._num_passed(sequence.num_computed_tokens) if self.window else num_passed == 0, (
+                f"{sequence!r} has given up a block that it reads"
+            )
+            assert table[:num_passed] == [NULL_BLOCK] * num_passed
+            held = table[num_passed:]
+            assert len(set(held)) == len(held), f"{sequence!r} holds a block twice: {table}"
             assert sequence.num_slots == len(table) * self.block_size
-            holders.update(table)
+            holders.update(held)
             for index, block in enumerate(table[: sequence.num_tokens // self.block_size]):
-                self._cache.check_entry(sequence, index, block)
-        assert NULL_BLOCK not in holders, "a table holds the null block"
+                if block != NULL_BLOCK:
+                    self._cache.check_entry(sequence, index, block)
+        assert NULL_BLOCK not in holders, "a table holds the null block where a layer reads"
         for block, count in holders.items():
             assert count == self._pool.reference_count(block), f"block {block}: {count} tables, counted otherwise"
         assert self._pool.num_available_blocks + len(holders) == self._pool.num_total_blocks, "blocks are missing"
