@@ -37,6 +37,16 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 FULL, SLIDING = "full_attention", "sliding_attention"
+PROOFS = {
+    "whole": "test_logits",
+    "chunked": "test_logits",
+    "step by step": "test_logits",
+    "prefix-cached": "test_logits",
+    "past the window": "test_logits",
+    "greedy in batches": "test_greedy_tokens_in_batches",
+    "names": "test_names",
+}
+"""What is proven of each variation, and the test in test_model_families.py that does; logits against transformers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +62,11 @@ class Variation:
     """Given to the loader."""
     shortest: int = 1
     """Tokens of the shortest prompt that it is to be compared on."""
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether a layer of it has a window."""
+        return bool(self.fields.get("sliding_window"))
 
     @property
     def id(self) -> str:
@@ -241,6 +256,44 @@ def save_variation(folder: Path, variation: Variation, *, seed: int = 0) -> Any:
     else:
         model = transformers.AutoModelForCausalLM.from_config(config_class(**fields), dtype=torch.float32)
     randomize(model, seed)
+    model.eval().save_pretrained(folder)
+    return model
+
+
+FALLBACKS: Mapping[str, Mapping[str, Any]] = {
+    "StableLmConfig": {"hidden_size": 64},
+    "Starcoder2Config": {},
+    "CohereConfig": {},
+    "Cohere2Config": {"sliding_window": WINDOW, **_LAYERS4},
+    "Glm4Config": {"head_dim": 16},
+    "PhiConfig": {},
+    "OlmoeConfig": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GPTBigCodeConfig": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 80},
+    "DeepseekV3Config": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+    },
+}
+"""Models of no family, which transformers' own code runs: config classes, and what they are given beside the sizes."""
+
+
+def save_fallback(folder: Path, config: str, **fields: Any) -> Any:
+    """Write a model of no family with random weights, as transformers saves it, and return it in float32."""
+    config_class = getattr(transformers, config)
+    own = {**FALLBACKS.get(config, {}), **fields}
+    sizes = {"vocab_size": 320, "pad_token_id": 0} if "n_embd" in own else SIZES
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**{**sizes, **own}), dtype=torch.float32)
+    randomize(model, 0)
     model.eval().save_pretrained(folder)
     return model
 

@@ -22,9 +22,7 @@ def read_folder(folder: Path) -> ModelSource:
     if not (folder / CONFIG_NAME).is_file():
         raise ModelError(f"{folder} holds no {CONFIG_NAME}: give a Hugging Face model folder or a .gguf file")
     config = _read_json(folder / CONFIG_NAME)
-    for key in ("vocab_size", "max_position_embeddings"):
-        if not isinstance(config.get(key), int):
-            raise ModelError(f"{folder / CONFIG_NAME} lacks {key}: this is no language model that Octavo knows")
+    sizes = {name: _size(folder, config, name) for name in ("vocab_size", "max_position_embeddings")}
     files = (folder / CONFIG_NAME, *_weight_files(folder))
     tokenizer = _load_tokenizer(folder)
     has_defaults = (folder / _GENERATION_NAME).is_file()
@@ -40,9 +38,28 @@ def read_folder(folder: Path) -> ModelSource:
         defaults=defaults,
         eos_token_ids=(*eos, tokenizer.eos_token_id),
         bos_token_id=bos if bos is not None else next(iter(_as_list(config.get("bos_token_id"))), None),
-        vocab_size=config["vocab_size"],
-        max_position_embeddings=config["max_position_embeddings"],
+        **sizes,
     )
+
+
+def _size(folder: Path, config: dict[str, Any], name: str) -> int:
+    """Return a size of the model. What the file calls otherwise, has inside another object or leaves out is asked of
+    transformers, which knows the names and defaults of every model it has.
+    """
+    size = config.get(name)
+    if size is None:
+        from transformers import AutoConfig
+
+        try:
+            described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(
+                f"{folder / CONFIG_NAME} lacks {name}, and transformers does not know it: {error}"
+            ) from None
+        size = getattr(described.get_text_config(), name, None)
+    if not isinstance(size, int):
+        raise ModelError(f"{folder / CONFIG_NAME} lacks {name}: this is no language model that Octavo knows")
+    return size
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from model_variations import VARIATIONS, Variation, save_variation
 from paged import PagedLoop, PagedSequence
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from executor_svc.kernels import build_kernels
 from executor_svc.models import CausalLM, load_weights
@@ -137,3 +140,45 @@ def test_names(saved: Saved, variation: Variation) -> None:
     assert checkpoint.shapes.keys() - named.keys() <= spec.ignored
     seen = [name for name in checkpoint.shapes if not name.startswith(("vision_tower.", "multi_modal_projector."))]
     assert sorted(seen) == sorted(named)
+
+
+def _firsts() -> list[Variation]:
+    """The first variation of each family."""
+    return list({variation.family: variation for variation in reversed(VARIATIONS)}.values())
+
+
+def _rewritten(folder: Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """Copy a model with another config.json."""
+    shutil.copytree(folder, target)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (target / "config.json").write_text(json.dumps(change(config)), encoding="utf-8")
+    return target
+
+
+def _agrees(folder: Path) -> bool:
+    prompt = _prompt(LENGTH)
+    expected = _theirs(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), prompt)[-1]
+    ours = _loop(load_weights(folder, torch.float32, CPU, build_kernels("cpu"))).step([(PagedSequence(prompt), LENGTH)])
+    return float((ours[0] - expected).abs().max()) < BOUND * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("first", _firsts(), ids=lambda variation: variation.family)
+def test_fields_that_a_file_leaves_out(saved: Saved, tmp_path: Path, first: Variation) -> None:
+    """With nothing but sizes in config.json the model is what transformers makes of that file."""
+    kept = {"architectures", "model_type", *first.sizes, *first.fields}
+    folder = _rewritten(saved(first)[0], tmp_path / "model", lambda config: {name: config[name] for name in kept})
+    assert _agrees(folder)
+
+
+@pytest.mark.parametrize(
+    "first", [each for each in _firsts() if each.family not in ("GPT-2", "OPT", "Phi-3")], ids=lambda each: each.family
+)
+def test_older_rotary_fields(saved: Saved, tmp_path: Path, first: Variation) -> None:
+    """`rope_theta` and `rope_scaling` beside one another, as files had them before `rope_parameters`, are honoured."""
+    older = {"rope_theta": 500.0, "rotary_emb_base": 500, "rotary_pct": 0.5, "rope_local_base_freq": 50.0}
+
+    def change(config: dict[str, Any]) -> dict[str, Any]:
+        del config["rope_parameters"]
+        return config | older | {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}}
+
+    assert _agrees(_rewritten(saved(first)[0], tmp_path / "model", change))
