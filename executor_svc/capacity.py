@@ -42,10 +42,16 @@ def plan_limits(
     if longest < 2:
         raise SettingsError(f"--max-model-len {longest}: at least 2, one token to read and one to write")
     kv_memory = default_kv_memory if wanted.kv_memory is None else wanted.kv_memory
-    usable = wanted.max_num_seqs * -(-longest // wanted.block_size)
+    # With a window a sequence holds that and the tokens of two steps (see scheduler_svc), however long it is.
+    held = -(-longest // wanted.block_size)
+    if window:
+        held = min(held, -(-(window - 1 + 2 * wanted.max_num_batched_tokens) // wanted.block_size) + 1)
+    usable = wanted.max_num_seqs * held
     # One more for the null block.
     num_blocks = min(kv_memory // block_bytes, usable + 1)
     pool_tokens = (num_blocks - 1) * wanted.block_size
+    if window and num_blocks > held:
+        pool_tokens = max(pool_tokens, longest)
     source = "available" if wanted.kv_memory is None else "--kv-memory"
     if pool_tokens < 2:
         needed = 2 + (wanted.block_size == 1)

@@ -268,6 +268,7 @@ FALLBACKS: Mapping[str, Mapping[str, Any]] = {
     "Glm4Config": {"head_dim": 16},
     "PhiConfig": {},
     "OlmoeConfig": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GPTJConfig": {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 128},
     "GPTBigCodeConfig": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 80},
     "DeepseekV3Config": {
         "num_key_value_heads": 4,

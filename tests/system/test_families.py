@@ -15,6 +15,7 @@ from stack import get_load, in_process, wait_idle
 from stack_client import generate, generate_all, request_for
 
 from octavo.models.prepared import PreparedModel
+from octavo.v1 import inference_pb2
 
 BLOCK = 4
 LONG = 100
@@ -124,7 +125,9 @@ async def test_a_cell_of_transformers_own_code(tmp_path: Path) -> None:
     assert outputs == [_greedy(theirs, prompt, 12) for prompt in prompts]
     assert load.num_desyncs == 0
     async with in_process(model, flags={"block_size": "8"}) as stack:
-        request = request_for(prompts[2], 12, ignore_eos=True, temperature=1.0, seed=4)
+        request = request_for(
+            prompts[2], 12, ignore_eos=True, seed=4, sampling=inference_pb2.SamplingConfig(temperature=1.0)
+        )
         cold = await generate(stack, request)
         await wait_idle(stack)
         warm = await generate(stack, request)

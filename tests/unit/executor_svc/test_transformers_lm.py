@@ -88,10 +88,7 @@ REFUSED = {
         {"layer_types": ["conv", "full_attention"]},
         "1 of its 2 layers, the first of them number 0, keep no",
     ),
-    "GPTJConfig": (
-        {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 128},
-        "does not run as Octavo",
-    ),
+    "MptConfig": ({"n_embd": 1, "d_model": 48, "n_heads": 4, "n_layers": 2}, "config has no max_position_embeddings"),
 }
 
 
