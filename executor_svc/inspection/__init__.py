@@ -1,1 +1,1 @@
-"""What can be run, and whether a model can: asked by `octavo models` and `octavo inspect`, answered in JSON."""
+"""What can be run, whether a model can, and a model written anew: for `octavo models`, `inspect` and `export`."""

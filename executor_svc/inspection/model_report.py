@@ -13,7 +13,8 @@ import torch
 from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.inspection.capacity_report import capacity
 from executor_svc.kv_cache import block_bytes
-from executor_svc.models import ModelConfig, describe
+from executor_svc.models import ServedConfig, describe, is_family
+from executor_svc.models.loader import read_served_config
 from executor_svc.models.spec import DecoderSpec
 from executor_svc.weights import Checkpoint, ModelLoadError, check_tensors, open_checkpoint
 from octavo.models.errors import ModelError
@@ -27,7 +28,7 @@ _CHECKS = ("files", "config", "tensors", "tokenizer")
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked. `context` in tokens and `batch` in sequences; `kv_memory` in bytes; None: as the executor would."""
+    """What is asked. `context` in tokens, `batch` in sequences, `kv_memory` in bytes; None: as the executor would."""
 
     model: str
     dtype: str = "auto"
@@ -52,39 +53,63 @@ class _Findings:
         return True
 
 
-def report_on(question: Question) -> dict[str, Any]:
-    """Return the report. `ok` is false where a check failed; the figures are there as far as they could be found."""
-    findings = _Findings()
-    report: dict[str, Any] = {"model": question.model, "checks": findings.checks}
-    opened: list[Checkpoint] = []
-    described: list[tuple[ModelConfig, DecoderSpec]] = []
-    location: list[ModelLocation] = []
+class _Inspection:
+    """What has been found out of one model, check by check."""
 
-    def files() -> str:
-        place, weights, is_pickled = _find(question)
-        location.append(place)
-        opened.append(open_checkpoint(weights, allow_pickle=is_pickled or question.allow_pickle))
-        report["weights"] = str(weights)
-        report["file_bytes"] = sum(path.stat().st_size for path in _files(weights))
-        return f"{weights}: {len(opened[0].shapes)} tensors, whole"
+    def __init__(self, question: Question) -> None:
+        self.figures: dict[str, Any] = {}
+        self._question = question
+        self._location: ModelLocation
+        self._checkpoint: Checkpoint
+        self._config: ServedConfig
+        self._spec: DecoderSpec | None = None
 
-    def config() -> str:
-        described.append(describe(opened[0]))
-        return f"{described[0][0].architecture} is supported"
+    def files(self) -> str:
+        """Find and open them."""
+        self._location, weights, is_pickled = _find(self._question)
+        self._allow_pickle = is_pickled or self._question.allow_pickle
+        self._checkpoint = open_checkpoint(weights, allow_pickle=self._allow_pickle)
+        self.figures |= {
+            "weights": str(weights),
+            "file_bytes": sum(path.stat().st_size for path in _files(weights)),
+        }
+        return f"{weights}: {len(self._checkpoint.shapes)} tensors, whole"
 
-    def tensors() -> str:
-        spec = described[0][1]
-        check_tensors(opened[0], spec.tensors(), ignored=spec.ignored)
+    def config(self) -> str:
+        """See what the config asks for, and what that takes."""
+        path = self._checkpoint.path
+        if is_family(path, allow_pickle=self._allow_pickle):
+            self._config, self._spec = describe(self._checkpoint)
+            runs = "runs on Octavo's own decoder"
+        else:
+            self._config = read_served_config(path, allow_pickle=self._allow_pickle)
+            runs = "runs by transformers' code, which is slower"
+        shapes = self._checkpoint.shapes if self._spec is None else self._spec.tensors()
+        self.figures |= _figures(self._config, sum(map(prod, shapes.values())), self._question)
+        return f"{self._config.architecture} {runs}"
+
+    def tensors(self) -> str:
+        """Compare them with the config."""
+        if self._spec is None:
+            return "which are needed is seen when transformers loads them"
+        check_tensors(self._checkpoint, self._spec.tensors(), ignored=self._spec.ignored)
         return "names, shapes and element types fit the config"
 
-    if findings.make("files", files) and findings.make("config", config):
-        report |= _figures(described[0][0], described[0][1], question)
-        findings.make("tensors", tensors)
-        findings.make("tokenizer", lambda: _check_tokenizer(location[0], described[0][0], question))
+    def tokenizer(self) -> str:
+        """Compare it with the vocabulary."""
+        return _check_tokenizer(self._location, self._config, self._question)
+
+
+def report_on(question: Question) -> dict[str, Any]:
+    """Return the report. `ok` is false where a check failed; the figures are there as far as they could be found."""
+    inspection, findings = _Inspection(question), _Findings()
+    if findings.make("files", inspection.files) and findings.make("config", inspection.config):
+        findings.make("tensors", inspection.tensors)
+        findings.make("tokenizer", inspection.tokenizer)
     for name in _CHECKS[len(findings.checks) :]:
         findings.checks.append({"check": name, "ok": None, "text": "not looked at"})
-    report["ok"] = all(check["ok"] for check in findings.checks) and report.get("fits", True)
-    return report
+    ok = all(check["ok"] for check in findings.checks) and inspection.figures.get("fits", True)
+    return {"model": question.model, "ok": ok, "checks": findings.checks, **inspection.figures}
 
 
 def _find(question: Question) -> tuple[ModelLocation, Path, bool]:
@@ -107,7 +132,7 @@ def _files(weights: Path) -> list[Path]:
     return [path for path in weights.iterdir() if path.suffix in (".safetensors", ".bin")]
 
 
-def _check_tokenizer(location: ModelLocation, config: ModelConfig, question: Question) -> str:
+def _check_tokenizer(location: ModelLocation, config: ServedConfig, question: Question) -> str:
     if (location.prepared / MANIFEST_NAME).is_file():
         prepared = open_prepared(question.model)
         size, ends, notes = prepared.vocab_size, prepared.eos_token_ids, [f"prepared in {prepared.path}"]
@@ -125,18 +150,16 @@ def _check_tokenizer(location: ModelLocation, config: ModelConfig, question: Que
     return f"fits the vocabulary of {config.vocab_size}; {'; '.join(notes)}"
 
 
-def _figures(config: ModelConfig, spec: DecoderSpec, question: Question) -> dict[str, Any]:
+def _figures(config: ServedConfig, parameters: int, question: Question) -> dict[str, Any]:
     dtype = resolve_dtype(question.dtype, torch.device("cpu"), cpu_features())
-    parameters = sum(map(prod, spec.tensors().values()))
     kv_bytes = block_bytes(config, 1, dtype)
     figures = {
         "architecture": config.architecture,
         "parameters": parameters,
         "layers": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "heads": config.num_heads,
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
+        "window": config.window,
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_position_embeddings,
         "dtype": str(dtype).removeprefix("torch."),

@@ -4,8 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
+from executor_svc.kv_cache import KVShape
 from executor_svc.layers.rotary import RotaryConfig
+
+
+class ServedConfig(KVShape, Protocol):
+    """What serving asks of a model, whoever computes it. See ModelConfig."""
+
+    @property
+    def architecture(self) -> str:
+        """The name in config.json."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest sequence, in tokens."""
+
+    @property
+    def unstretched_length(self) -> int:
+        """The longest sequence that is computed as it would be if none were longer."""
+
+    @property
+    def window(self) -> int:
+        """The widest window of any layer; 0 where a layer reads all."""
 
 
 class NormKind(Enum):

@@ -109,6 +109,9 @@ class Ends:
 class CausalLM:
     """A loaded model."""
 
+    code = "octavo"
+    """Whose code it is. Its bits depend on the batch only where those of its kernels do."""
+
     def __init__(
         self,
         config: ModelConfig,

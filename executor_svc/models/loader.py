@@ -9,20 +9,41 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
+from executor_svc.attention import AttentionMetadata
 from executor_svc.kernels import KernelSet
+from executor_svc.kv_cache import KVCache
 from executor_svc.models.builder import DecoderBuilder, join_layers
-from executor_svc.models.config import ModelConfig
+from executor_svc.models.config import ModelConfig, ServedConfig
 from executor_svc.models.config_fields import ConfigFields
 from executor_svc.models.decoder import CausalLM
 from executor_svc.models.parameters import Counter, Parameters, Progress
-from executor_svc.models.registry import find_family
+from executor_svc.models.registry import FAMILIES, architecture_of, find_family
 from executor_svc.models.spec import DecoderSpec
 from executor_svc.weights import Checkpoint, WeightsError, check_tensors, open_checkpoint
 from octavo.models.prepared import PreparedModel
+
+
+class LoadedModel(Protocol):
+    """A model that runs steps: a family's decoder, or transformers' own code."""
+
+    @property
+    def config(self) -> ServedConfig:
+        """What it is."""
+
+    @property
+    def code(self) -> str:
+        """Whose code it is: octavo or transformers."""
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
+        """Give the last hidden states [T, hidden] of token_ids int64 [T], and write their keys and values."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Give the logits, a new float32 [N, vocab_size], of hidden [N, hidden]."""
 
 
 def load_model(
@@ -32,22 +53,52 @@ def load_model(
     kernels: KernelSet,
     progress: Progress | None = None,
     max_model_len: int | None = None,
-) -> CausalLM:
+) -> LoadedModel:
     """Load a prepared model's weights. Raises ModelLoadError: nothing is allocated before config and tensors fit.
+
+    What is none of the families is run by transformers' own code, where it can be.
 
     max_model_len: the longest sequence that is to run, where one is set. As many threads take part as torch has when
     this is called; afterwards it has that number again.
     """
-    checkpoint = open_checkpoint(prepared.weights, allow_pickle=prepared.is_pickled)
-    _check_vocabulary(prepared, describe(checkpoint)[0])
-    return load_checkpoint(checkpoint, dtype, device, kernels, progress, max_model_len)
+    path, allow_pickle = prepared.weights, prepared.is_pickled
+    if is_family(path, allow_pickle=allow_pickle):
+        checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
+        _check_vocabulary(prepared, describe(checkpoint)[0])
+        return load_checkpoint(checkpoint, dtype, device, kernels, progress, max_model_len)
+    # Imported here since few models need it, and it takes seconds.
+    from executor_svc.models.transformers_lm import load_transformers_lm
+
+    model = load_transformers_lm(path, dtype, device, kernels, progress, allow_pickle=allow_pickle)
+    _check_vocabulary(prepared, model.config)
+    return model
 
 
-def read_config(prepared: PreparedModel) -> ModelConfig:
+def read_config(prepared: PreparedModel) -> ServedConfig:
     """Return what a prepared model's files say of it; no weight is read. Raises ModelLoadError."""
-    config, _ = describe(open_checkpoint(prepared.weights, allow_pickle=prepared.is_pickled))
+    config = read_served_config(prepared.weights, allow_pickle=prepared.is_pickled)
     _check_vocabulary(prepared, config)
     return config
+
+
+def read_served_config(path: Path, *, allow_pickle: bool = False) -> ServedConfig:
+    """Return what a GGUF file or folder says of its model; no weight is read. Raises ModelLoadError."""
+    if is_family(path, allow_pickle=allow_pickle):
+        return describe(open_checkpoint(path, allow_pickle=allow_pickle))[0]
+    from executor_svc.models.transformers_lm import read_transformers_config
+
+    return read_transformers_config(path)
+
+
+def is_family(path: Path, *, allow_pickle: bool = False) -> bool:
+    """Whether a GGUF file or folder is of a family. A file always is: what it may hold is known to be of one.
+
+    Raises ModelLoadError.
+    """
+    if not path.is_dir():
+        return True
+    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
+    return architecture_of(ConfigFields(path, checkpoint.config)) in FAMILIES
 
 
 def load_weights(
@@ -102,7 +153,7 @@ def describe(checkpoint: Checkpoint) -> tuple[ModelConfig, DecoderSpec]:
     return config, family.name_tensors(config, checkpoint.shapes.keys())
 
 
-def _check_vocabulary(prepared: PreparedModel, config: ModelConfig) -> None:
+def _check_vocabulary(prepared: PreparedModel, config: ServedConfig) -> None:
     """Raise WeightsError where the tokenizer may give ids that the embedding has no row for."""
     if prepared.vocab_size > config.vocab_size:
         raise WeightsError(

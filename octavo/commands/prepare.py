@@ -36,8 +36,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="take PyTorch's pytorch_model.bin where a folder has no safetensors file; its tensors alone are loaded, no "
-        "code in it is run",
+        help="take PyTorch's pytorch_model.bin where a folder has no safetensors file: its tensors alone are loaded, "
+        "no code in it is run",
     )
     parser.add_argument(
         "--if-needed",

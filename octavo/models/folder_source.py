@@ -11,7 +11,6 @@ from octavo.models.source import ModelSource
 from octavo.models.weight_files import find_weight_files
 
 CONFIG_NAME = "config.json"
-_SIZE_KEYS = ("vocab_size", "max_position_embeddings")
 _GENERATION_NAME = "generation_config.json"
 
 
@@ -24,7 +23,7 @@ def read_folder(folder: Path, *, allow_pickle: bool = False) -> ModelSource:
     if not (folder / CONFIG_NAME).is_file():
         raise ModelError(f"{folder} holds no {CONFIG_NAME}: give a Hugging Face model folder or a .gguf file")
     config = _read_json(folder / CONFIG_NAME)
-    vocab_size, max_position_embeddings = _sizes(folder, config)
+    sizes = {name: _size(folder, config, name) for name in ("vocab_size", "max_position_embeddings")}
     files = (folder / CONFIG_NAME, *find_weight_files(folder, allow_pickle=allow_pickle).paths)
     tokenizer = load_tokenizer(folder)
     has_defaults = (folder / _GENERATION_NAME).is_file()
@@ -40,29 +39,28 @@ def read_folder(folder: Path, *, allow_pickle: bool = False) -> ModelSource:
         defaults=defaults,
         eos_token_ids=(*eos, tokenizer.eos_token_id),
         bos_token_id=bos if bos is not None else next(iter(_as_list(config.get("bos_token_id"))), None),
-        vocab_size=vocab_size,
-        max_position_embeddings=max_position_embeddings,
+        **sizes,
     )
 
 
-def _sizes(folder: Path, config: dict[str, Any]) -> tuple[int, int]:
-    """Return vocabulary and context. Families call them differently, or leave to their class what is usual."""
-    found = [config.get(key) for key in _SIZE_KEYS]
-    if not all(type(size) is int for size in found):
-        try:
-            from transformers import AutoConfig
+def _size(folder: Path, config: dict[str, Any], name: str) -> int:
+    """Return a size of the model. What the file calls otherwise, has inside another object or leaves out is asked of
+    transformers, which knows the names and defaults of every model it has.
+    """
+    size = config.get(name)
+    if size is None:
+        from transformers import AutoConfig
 
-            text = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
-        except Exception as error:  # transformers raises whatever the file led it to
+        try:
+            described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
             raise ModelError(
-                f"{folder / CONFIG_NAME} lacks {' or '.join(_SIZE_KEYS)}: this is no language model that Octavo knows "
-                f"({(str(error).splitlines() or [type(error).__name__])[0]})"
+                f"{folder / CONFIG_NAME} lacks {name}, and transformers does not know it: {error}"
             ) from None
-        found = [getattr(text, key, None) for key in _SIZE_KEYS]
-    for key, size in zip(_SIZE_KEYS, found, strict=True):
-        if type(size) is not int or size < 1:
-            raise ModelError(f"{folder / CONFIG_NAME} lacks {key}: this is no language model that Octavo knows")
-    return found[0], found[1]
+        size = getattr(described.get_text_config(), name, None)
+    if not isinstance(size, int):
+        raise ModelError(f"{folder / CONFIG_NAME} lacks {name}: this is no language model that Octavo knows")
+    return size
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -35,9 +35,9 @@ _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-�
 class PreTokenizer:
     """A way of cutting.
 
-    `pattern` isolates its matches, several one after the other; without one GPT-2's own pattern is used. `split_digits` cuts out each digit first.
-    `normalize` composes Unicode (NFC). `ignore_merges` takes a whole piece that is a token as it is. `add_bos` is what
-    holds where the file does not say.
+    `pattern` isolates its matches, several one after the other; without one GPT-2's own pattern is used.
+    `split_digits` cuts out each digit first. `normalize` composes Unicode (NFC). `ignore_merges` takes a whole piece
+    that is a token as it is. `add_bos` is what holds where the file does not say.
     """
 
     pattern: str | tuple[str, ...] = ()
