@@ -16,12 +16,16 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 def table() -> str:
     """Return the lines of the table."""
+    from gguf_families import GGUF_FAMILIES
     from model_variations import FALLBACKS, PROOFS, VARIATIONS
 
     lines = ["| family | variation | format | kernel sets | proven |", "| --- | --- | --- | --- | --- |"]
     for each in VARIATIONS:
         proofs = [proof for proof in PROOFS if each.is_windowed or proof != "past the window"]
         lines.append(f"| {each.family} | {each.name} | folder | {KERNELS} | {', '.join(proofs)} |")
+    for name, family in GGUF_FAMILIES.items():
+        model, kind = family.model.removesuffix("ForCausalLM").removesuffix("LMHeadModel"), family.architecture
+        lines.append(f"| {model} | {name} | GGUF `{kind}` | {KERNELS} | step by step, names, config |")
     others = [proof for proof in PROOFS if proof not in ("past the window", "names")]
     for config in FALLBACKS:
         name = f"{config.removesuffix('Config')} by transformers' code"

@@ -66,7 +66,7 @@ def special_token_id(metadata: dict[str, Any], name: str) -> int | None:
     """
     fixed = {"unknown": 0, "bos": 1, "eos": 2} if metadata.get("tokenizer.ggml.model") == "llama" else {}
     token_id: int | None = metadata.get(f"tokenizer.ggml.{name}_token_id", fixed.get(name))
-    if token_id is None or not 0 <= token_id < len(metadata["tokenizer.ggml.tokens"]):
+    if type(token_id) is not int or not 0 <= token_id < len(metadata["tokenizer.ggml.tokens"]):
         return None
     return token_id
 

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", ["llama", "gemma 3", "gpt neox", "qwen3 moe"])
 def test_every_tensor_is_written(tmp_path: Path, name: str) -> None:
-    """The folder has the file's tensors bit for bit; transformers reads it as it reads the model's own folder."""
+    """The folder has a packed file's tensors, unpacked, bit for bit."""
     family = GGUF_FAMILIES[name]
     folder = family.make(tmp_path / "folder")
     file = open_checkpoint(family.write(folder, tmp_path / "model.gguf", quantization="Q8_0"))
@@ -36,10 +36,19 @@ def test_every_tensor_is_written(tmp_path: Path, name: str) -> None:
         written.copy_to(tensor, found)
         file.copy_to(tensor, expected)
         assert torch.equal(found, expected), tensor
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma 3", "gpt neox", "qwen3 moe"])
+def test_transformers_reads_what_is_written(tmp_path: Path, name: str) -> None:
+    """The folder made from a float32 file gives, in transformers, the logits of the model's own folder."""
+    family = GGUF_FAMILIES[name]
+    folder = family.make(tmp_path / "folder")
+    export(family.write(folder, tmp_path / "model.gguf"), tmp_path / "exported", "float32")
     own, exported = Reference.open(folder), Reference.open(tmp_path / "exported")
     prompt = list(range(3, 40))
     expected = own.logits(prompt)
-    assert float((exported.logits(prompt) - expected).abs().max()) < 0.1 * float(expected.abs().max())
+    bound = 1e-5 * float(expected.abs().max())
+    torch.testing.assert_close(exported.logits(prompt), expected, rtol=0, atol=bound)
 
 
 def test_a_folder_with_things_in_it_is_left_alone(tmp_path: Path) -> None:

@@ -19,14 +19,15 @@ PROMPT = torch.randint(3, VOCAB_SIZE, (40,), generator=torch.Generator().manual_
 """Longer than every window of the tiny models, and within the context that none of them stretches."""
 
 
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
 @pytest.mark.parametrize("name", GGUF_FAMILIES)
-def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str, kernels: str) -> None:
     """A float32 file gives, at every position, the logits that transformers computes from the folder of the model."""
     family = GGUF_FAMILIES[name]
     folder = family.make(tmp_path / "folder")
     path = family.write(folder, tmp_path / "model.gguf")
     expected = Reference.open(folder).logits(PROMPT)
-    model = load_weights(path, torch.float32, torch.device("cpu"), build_kernels("cpu"), max_model_len=64)
+    model = load_weights(path, torch.float32, torch.device("cpu"), build_kernels(kernels), max_model_len=64)
     loop, sequence = PagedLoop(model), PagedSequence(PROMPT)
     found = torch.cat([loop.step([(sequence, 1)]) for _ in PROMPT])
     torch.testing.assert_close(found, expected, rtol=0, atol=BOUND * float(expected.abs().max()))

@@ -74,7 +74,7 @@ _DAMAGE: dict[str, Any] = {
 def test_a_damaged_gguf_file_loads_or_is_refused(
     gguf_bytes: bytes, tmp_path: Path, at: int, new: bytes, keep: int | None
 ) -> None:
-    """Bytes changed or cut anywhere: every tensor can be copied or a ModelLoadError names the file, in little memory."""
+    """Bytes changed or cut anywhere: every tensor can be copied or a ModelLoadError names the file."""
     path = tmp_path / "model.gguf"
     path.write_bytes(_changed(gguf_bytes, at, new, keep))
     tracemalloc.start()
