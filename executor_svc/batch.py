@@ -29,6 +29,12 @@ class Limits:
     """Longest sequence, prompt and output together, in tokens."""
     vocab_size: int
     """Token ids are below this."""
+    window: int = 0
+    """The widest attention window of any layer, in tokens, the reading one included; 0: a layer reads everything."""
+
+    def num_passed_blocks(self, position: int) -> int:
+        """Blocks of a sequence, from the first, that no layer reads for the token at a position or a later one."""
+        return max(0, position + 1 - self.window) // self.block_size if self.window else 0
 
 
 @dataclass(frozen=True)

@@ -21,23 +21,37 @@ class Wanted:
 
 
 def plan_limits(
-    wanted: Wanted, *, vocab_size: int, max_position_embeddings: int, block_bytes: int, default_kv_memory: int
+    wanted: Wanted,
+    *,
+    vocab_size: int,
+    max_position_embeddings: int,
+    block_bytes: int,
+    default_kv_memory: int,
+    unstretched_length: int | None = None,
+    window: int = 0,
 ) -> Limits:
     """Return the limits. Raises SettingsError, with the numbers, where what was asked for does not fit.
 
     The pool has as many blocks as the KV memory holds, but not more than `max_num_seqs` sequences of `max_model_len`
-    tokens can use. Where max_model_len is not asked for it is the model's own, or what the pool holds of it.
+    tokens can use. Where max_model_len is not asked for it is the model's own, or unstretched_length where longer
+    sequences would make the model compute otherwise, or what the pool holds of it. `window`: see Limits.
     """
-    longest = wanted.max_model_len or max_position_embeddings
+    longest = wanted.max_model_len or min(max_position_embeddings, unstretched_length or max_position_embeddings)
     if longest > max_position_embeddings:
         raise SettingsError(f"--max-model-len {longest}: the model ends at {max_position_embeddings} tokens")
     if longest < 2:
         raise SettingsError(f"--max-model-len {longest}: at least 2, one token to read and one to write")
     kv_memory = default_kv_memory if wanted.kv_memory is None else wanted.kv_memory
-    usable = wanted.max_num_seqs * -(-longest // wanted.block_size)
+    # With a window a sequence holds that and the tokens of two steps (see scheduler_svc), however long it is.
+    held = -(-longest // wanted.block_size)
+    if window:
+        held = min(held, -(-(window - 1 + 2 * wanted.max_num_batched_tokens) // wanted.block_size) + 1)
+    usable = wanted.max_num_seqs * held
     # One more for the null block.
     num_blocks = min(kv_memory // block_bytes, usable + 1)
     pool_tokens = (num_blocks - 1) * wanted.block_size
+    if window and num_blocks > held:
+        pool_tokens = max(pool_tokens, longest)
     source = "available" if wanted.kv_memory is None else "--kv-memory"
     if pool_tokens < 2:
         needed = 2 + (wanted.block_size == 1)
@@ -58,4 +72,5 @@ def plan_limits(
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         max_model_len=min(longest, pool_tokens),
         vocab_size=vocab_size,
+        window=window,
     )

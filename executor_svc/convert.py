@@ -62,6 +62,7 @@ def welcome(info: ExecutorInfo, highest_term: int) -> pb.ExecuteResponse:
             max_model_len=limits.max_model_len,
             vocab_size=limits.vocab_size,
             highest_term=highest_term,
+            window=limits.window,
         )
     )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from executor_svc.attention import AttentionMetadata
 from executor_svc.batch import Limits, RowStatus, StepBatch
+from executor_svc.kv_cache import NULL_BLOCK
 from executor_svc.record_check import problem_with
 from executor_svc.sequence_state import ENDED, UNKNOWN, SequenceTable
 
@@ -165,12 +166,20 @@ class _RowChecks:
         too_long = np.zeros(len(counts), dtype=bool)
         for row in np.flatnonzero((counts > 0) & (self.codes == _OK)).tolist():
             part = slice(int(ends[row] - counts[row]), int(ends[row]))
-            if outside[part].any():
+            slot = int(self.slots[row])
+            if outside[part][self._num_passed(slot, blocks[part]) :].any():
                 bad_id[row] = True
             else:
-                too_long[row] = not self._table.append_blocks(int(self.slots[row]), blocks[part])
+                too_long[row] = not self._table.append_blocks(slot, blocks[part])
         self._judge(bad_id, RowStatus.BAD_INPUT, f"a block id is not in 1 to {self._limits.num_blocks - 1}")
         self._judge(too_long, RowStatus.BAD_INPUT, "the block table is longer than any sequence needs")
+
+    def _num_passed(self, slot: int, blocks: Ints) -> int:
+        """Return how many of a row's blocks, from the first, are rightly null: a new stay's that no layer reads."""
+        if self._table.num_blocks[slot] or blocks[0] != NULL_BLOCK:
+            return 0
+        passed = self._limits.num_passed_blocks(int(self._table.num_computed_tokens[slot]))
+        return int((blocks[:passed] == NULL_BLOCK).cumprod().sum())
 
     def _judge(self, failing: npt.NDArray[np.bool_], status: RowStatus, problem: str) -> None:
         """Give the status to the failing rows that were sound so far, and end their stays."""

@@ -43,7 +43,9 @@ class SequenceTable:
         self.tokens = np.zeros((capacity, limits.max_model_len), dtype=np.int32)
         """int32 [slots, max_model_len]: prompt and output."""
         self.block_tables = np.full((capacity, self._max_blocks), NULL_BLOCK, dtype=np.int32)
-        """int32 [slots, most blocks of a sequence], null blocks after the sequence's own."""
+        """int32 [slots, most blocks of a sequence], null blocks after the sequence's own. Blocks that every window has
+        passed stay as they are, though others own them by now; of a cached prefix they are null from the start.
+        """
         self.num_tokens = np.zeros(capacity, dtype=np.int64)
         """int64 [slots]: known tokens."""
         self.num_computed_tokens = np.zeros(capacity, dtype=np.int64)
@@ -149,7 +151,8 @@ class SequenceTable:
             assert 0 <= computed < num_tokens <= self._limits.max_model_len, f"handle {handle}: counters out of order"
             assert computed <= num_blocks * self._limits.block_size, f"handle {handle}: computed tokens without a block"
             table = self.block_tables[slot]
-            assert (table[:num_blocks] != NULL_BLOCK).all(), f"handle {handle}: the null block is in its table"
+            read = table[self._limits.num_passed_blocks(computed) : num_blocks]
+            assert (read != NULL_BLOCK).all(), f"handle {handle}: the null block is where a layer reads"
             assert (table[num_blocks:] == NULL_BLOCK).all(), f"handle {handle}: blocks past the end of its table"
             self.sampler.check_equal(slot, self.record(handle))
         free = np.array(self._free, dtype=np.int64)

@@ -25,7 +25,7 @@ from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.memory import available_memory, default_kv_memory
 from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState, OpSeconds
 from executor_svc.model_runner import ModelRunner
-from executor_svc.models import ModelConfig, load_model, read_config
+from executor_svc.models import CausalLM, ServedConfig, load_model, read_config
 from executor_svc.sampler import Sampler
 from executor_svc.servicer import ExecutorService
 from executor_svc.worker import Worker
@@ -222,6 +222,8 @@ class Load:
         self.kernels = kernels
         self._stages = stages
         self._weights_bytes = 0
+        self.architecture = self.code = ""
+        """What is loaded, and whose code runs it; empty before that."""
         self.holdings: Holdings | None = None
         """What has been loaded; None before that."""
 
@@ -233,7 +235,12 @@ class Load:
         if settings.kv_memory is not None:
             # Said before the weights are read, which may take minutes. What is free is known only after that.
             self._limits(read_config(self.prepared), settings.kv_memory)
-        model = load_model(self.prepared, dtype, device, self.kernels, self._progress)
+        model = load_model(self.prepared, dtype, device, self.kernels, self._progress, settings.max_model_len)
+        self.architecture, self.code = model.config.architecture, model.code
+        if settings.deterministic and self.code != CausalLM.code:
+            raise SettingsError(
+                f"--deterministic: {self.architecture} is run by {self.code}, whose results depend on the batch"
+            )
         self._stages.done("weights")
         limits = self._limits(model.config, default_kv_memory())
         kv_bytes = limits.num_blocks * block_bytes(model.config, settings.block_size, dtype)
@@ -247,7 +254,7 @@ class Load:
         self.holdings = Holdings(self._weights_bytes, load_seconds, limits.num_blocks - 1, kv_bytes)
         return runner
 
-    def _limits(self, config: ModelConfig, kv_memory: int) -> Limits:
+    def _limits(self, config: ServedConfig, kv_memory: int) -> Limits:
         """Return what is held; `kv_memory`: bytes for KV, where the settings name none. Raises SettingsError."""
         settings = self._settings
         return plan_limits(
@@ -262,6 +269,8 @@ class Load:
             max_position_embeddings=min(config.max_position_embeddings, self.prepared.max_position_embeddings),
             block_bytes=block_bytes(config, settings.block_size, self.dtype),
             default_kv_memory=kv_memory,
+            unstretched_length=config.unstretched_length,
+            window=config.window,
         )
 
     def _progress(self, done: int, total: int) -> None:
@@ -302,6 +311,8 @@ def _figures(settings: ExecutorSettings, info: ExecutorInfo, load: Load) -> dict
         "incarnation": info.incarnation,
         "model": info.model_name,
         "model_revision": info.model_revision,
+        "architecture": load.architecture,
+        "modelling_code": load.code,
         "fingerprint": info.fingerprint,
         "device": settings.device,
         "dtype": str(load.dtype).removeprefix("torch."),

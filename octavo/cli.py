@@ -15,9 +15,12 @@ from octavo.commands import (
     completion,
     demo,
     doctor,
+    export,
     health,
+    inspect,
     kv,
     load,
+    models,
     prepare,
     pull,
     requests,
@@ -96,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     # In the order in which a newcomer meets them.
     for command in (
+        models,
         pull,
+        inspect,
         prepare,
         up,
         demo,
@@ -108,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         kv,
         health,
         bench,
+        export,
         doctor,
         completion,
         version,

@@ -32,6 +32,8 @@ class ExecutorSpec:
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
+    window: int = 0
+    """No layer reads KV that lies further back, in tokens, the reading one included; 0: a layer reads all of it."""
 
 
 @dataclass(frozen=True)

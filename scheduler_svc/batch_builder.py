@@ -131,7 +131,7 @@ class BatchBuilder:
         prefills = self._schedule_decodes(draft, executor, now)
         if executor.reserve.is_on:
             prefills = self._schedule_reserve(draft, executor, prefills, now)
-        self._schedule_prefills(draft, prefills)
+        self._schedule_prefills(draft, executor, prefills, now)
         self._schedule_admissions(draft, executor, executor.waiting, now)
         return draft
 
@@ -157,7 +157,7 @@ class BatchBuilder:
                     continue
             if computed >= sequence.num_slots:
                 # It lacks one block.
-                if not kv.num_available_blocks and not self._make_room(draft, executor, sequence, now):
+                if not kv.can_append_block(sequence) and not self._make_room(draft, executor, sequence, now):
                     continue
                 draft.new_blocks[len(handles)] = kv.append_block(sequence)
             sequences.append(sequence)
@@ -170,13 +170,28 @@ class BatchBuilder:
         draft.level()
         return prefills
 
-    def _schedule_prefills(self, draft: StepDraft, prefills: Iterable[Sequence]) -> None:
+    def _schedule_prefills(
+        self, draft: StepDraft, executor: ExecutorState, prefills: Iterable[Sequence], now: float
+    ) -> None:
         for sequence in prefills:
             # A decode may have evicted it.
             if sequence.status is SequenceStatus.RUNNING and draft.budget:
                 quota = self._quota(sequence, draft.budget)
+                if quota and executor.kv.is_growing(sequence):
+                    quota = self._growable(draft, executor, sequence, quota, now)
                 if quota:
-                    draft.add(sequence, quota, ())
+                    draft.add(sequence, quota, executor.kv.append(sequence, sequence.num_computed_tokens + quota))
+
+    def _growable(self, draft: StepDraft, executor: ExecutorState, sequence: Sequence, quota: int, now: float) -> int:
+        """How many tokens of its quota a prefill that lacks blocks can have blocks for. What it was promised suffices,
+        but where others share what its window has passed, or many steps are in flight: these give blocks back.
+        """
+        kv, computed = executor.kv, sequence.num_computed_tokens
+        if kv.num_growable_tokens(sequence) <= computed and (
+            executor.in_flight or not self._make_room(draft, executor, sequence, now)
+        ):
+            return 0
+        return min(quota, kv.num_growable_tokens(sequence) - computed)
 
     def _schedule_reserve(
         self, draft: StepDraft, executor: ExecutorState, prefills: list[Sequence], now: float
@@ -195,7 +210,7 @@ class BatchBuilder:
         num_others = draft.budget - reserve.allowance(draft.budget, demand)
         draft.budget -= num_others
         num_rows = len(draft.sequences)
-        self._schedule_prefills(draft, short)
+        self._schedule_prefills(draft, executor, short, now)
         if head is None or _may_be_overtaken(executor, head):
             self._schedule_admissions(draft, executor, reserve.waiting, now)
         draft.budget += num_others
@@ -257,7 +272,7 @@ class BatchBuilder:
         # Evictions give budget back, never take it.
         record = request.record
         queue_seconds = None if request.was_started else now - request.arrival
-        blocks = executor.begin_stay(sequence, prefix)
+        blocks = executor.begin_stay(sequence, prefix, len(prefix) * executor.spec.block_size + quota)
         self.num_prefix_query_tokens += sequence.num_tokens
         self.num_prefix_hit_tokens += sequence.num_computed_tokens
         draft.new_sequences.append(
@@ -290,7 +305,8 @@ class BatchBuilder:
         """
         kv = executor.kv
         is_waiting = wanting.status is SequenceStatus.WAITING
-        needed = kv.blocks_taken(wanting, wanting.num_known_tokens, prefix)
+        # Whoever runs is short of one.
+        needed = kv.blocks_taken(wanting, wanting.num_known_tokens, prefix) if is_waiting else 1
         held_blocks = held_rows = 0
         if is_waiting:
             blocks = kv.blocks_needed(wanting, wanting.num_tokens)
@@ -327,7 +343,8 @@ class BatchBuilder:
             for sequence in executor.running
             if not is_waiting or sequence.num_tokens > sequence.num_tokens_at_admission
         }
-        num_available_blocks = executor.kv.num_available_blocks
+        kv = executor.kv
+        num_available_blocks = kv.num_available_blocks
         victims: list[Sequence] = []
         while not fits(num_available_blocks, len(executor.running) - len(victims)):
             if not candidates or (is_waiting and len(victims) == MAX_VICTIMS):
@@ -338,11 +355,11 @@ class BatchBuilder:
             victim = candidates.pop(view)
             if victim is wanting:
                 return [wanting]
-            num_available_blocks += executor.kv.num_reclaimable_blocks(victim, prefix)
+            num_available_blocks += kv.num_reclaimable_blocks(victim, prefix) + kv.num_promised_blocks(victim)
             victims.append(victim)
             if len(victims) == 1 and is_waiting:
                 # Those with the longest tables would not do: the policy need not be asked for more of them.
-                tables = (len(sequence.block_table) for sequence in candidates.values())
+                tables = (each.num_held_blocks + kv.num_promised_blocks(each) for each in candidates.values())
                 most = nlargest(MAX_VICTIMS - 1, tables)
                 if not fits(num_available_blocks + sum(most), len(executor.running) - 1 - len(most)):
                     return []

@@ -118,4 +118,4 @@ class BurstReserve:
 
     def _num_owned_blocks(self) -> int:
         # Blocks that several share count for each: the reserve then seems fuller than it is, never emptier.
-        return sum(len(sequence.block_table) for sequence in self.running)
+        return sum(sequence.num_held_blocks for sequence in self.running)

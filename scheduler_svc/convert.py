@@ -263,6 +263,7 @@ def executor_spec(address: str, welcome: executor_pb2.Welcome) -> ExecutorSpec:
         max_num_batched_tokens=welcome.max_num_batched_tokens,
         max_model_len=welcome.max_model_len,
         vocab_size=welcome.vocab_size,
+        window=welcome.window,
     )
 
 

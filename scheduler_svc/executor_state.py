@@ -43,7 +43,9 @@ class ExecutorState:
     def __init__(self, session: int, spec: ExecutorSpec, reserve: ReserveSettings | None = None) -> None:
         self.session = session
         self.spec = spec
-        self.kv = KVCacheManager(spec.num_blocks, spec.block_size)
+        self.kv = KVCacheManager(
+            spec.num_blocks, spec.block_size, window=spec.window, step_tokens=spec.max_num_batched_tokens
+        )
         self.waiting = WaitingQueue()
         self.drain = DrainRate()
         self.running: dict[Sequence, None] = {}
@@ -63,7 +65,7 @@ class ExecutorState:
         # Every running sequence then has a row in every step, however small the budget: none can be starved by others.
         self.max_running = min(spec.max_num_seqs, spec.max_num_batched_tokens)
         # The last token of a sequence is never computed, so its KV needs no slot.
-        self.max_sequence_len = min(spec.max_model_len, self.kv.num_total_slots + 1)
+        self.max_sequence_len = min(spec.max_model_len, self.kv.longest_sequence)
         self.reserve = BurstReserve(
             reserve or ReserveSettings(), self.kv.num_total_blocks, self.max_running, spec.max_num_batched_tokens
         )
@@ -117,17 +119,18 @@ class ExecutorState:
             self.drain.left(num_tokens)
         sequence.session = 0
 
-    def begin_stay(self, sequence: Sequence, prefix: Sequences[int]) -> tuple[int, ...]:
+    def begin_stay(self, sequence: Sequence, prefix: Sequences[int], num_first_tokens: int) -> tuple[int, ...]:
         """Admit a waiting sequence: a new handle, and blocks for all its tokens, `prefix` first. Returns the blocks.
 
-        With every block in hand at admission a prefill never wants one halfway, so prefills cannot preempt one another.
+        With every block in hand, or promised, at admission a prefill never wants one halfway, so prefills cannot
+        preempt one another. num_first_tokens: `prefix` and what it computes first.
         """
         self.reserve.begin_stay(sequence)
         self.dequeue(sequence)
         self._last_handle += 1
         sequence.begin_stay(self.session, self._last_handle, len(prefix) * self.spec.block_size)
         self.running[sequence] = None
-        return self.kv.allocate(sequence, sequence.num_tokens, prefix)
+        return self.kv.allocate(sequence, sequence.num_tokens, prefix, num_first_tokens=num_first_tokens)
 
     def end_stay(self, sequence: Sequence) -> None:
         """Take a running sequence off: its blocks are free at once, its handle goes out with the next batch.
@@ -165,7 +168,7 @@ class ExecutorState:
             assert sequence.status is SequenceStatus.WAITING, f"{sequence!r} is queued"
             assert not sequence.block_table, f"{sequence!r} holds blocks and is queued"
             assert sequence.num_computed_tokens == sequence.num_placeholders == sequence.steady_until == 0
-        held = {block for sequence in self.running for block in sequence.block_table}
+        held = {block for sequence in self.running for block in sequence.block_table[sequence.num_passed_blocks :]}
         assert self.kv.num_owned_blocks == len(held), "blocks are held outside"
         rows_in_flight: dict[Sequence, int] = {}
         samples_in_flight: dict[Sequence, int] = {}

@@ -96,7 +96,7 @@ class KvAccounts:
                     continue
                 if sequence.status is SequenceStatus.FINISHED or not self._is_at(sequence, query.address):
                     continue
-                num_block_ids += len(sequence.block_table) if query.block_ids else 0
+                num_block_ids += sequence.num_held_blocks if query.block_ids else 0
                 if len(views) == query.limit or (views and num_block_ids > MAX_BLOCK_IDS):
                     return tuple(views), last
                 views.append(self._view(sequence, query.block_ids, now))
@@ -113,7 +113,7 @@ class KvAccounts:
     def _view(self, sequence: Sequence, with_block_ids: bool, now: float) -> SequenceKv:
         record = sequence.request.record
         is_running = sequence.status is SequenceStatus.RUNNING
-        num_blocks = len(sequence.block_table)
+        num_blocks = sequence.num_held_blocks
         num_alone = self._executors[sequence.session].kv.num_reclaimable_blocks(sequence) if num_blocks else 0
         return SequenceKv(
             request=record.id,
@@ -130,7 +130,7 @@ class KvAccounts:
             num_cached_tokens=sequence.num_cached_tokens if is_running else 0,
             num_blocks=num_blocks,
             num_shared_blocks=num_blocks - num_alone,
-            block_ids=tuple(sequence.block_table) if with_block_ids else (),
+            block_ids=tuple(sequence.block_table[sequence.num_passed_blocks :]) if with_block_ids else (),
             num_preemptions=sequence.num_preemptions,
             age=now - sequence.request.arrival,
         )
@@ -142,7 +142,7 @@ def _executor_kv(executor: ExecutorState, map_cells: int, now: float) -> Executo
     table_blocks = num_empty = num_pending = 0
     for sequence in executor.running:
         num_slots, computed = sequence.num_slots, sequence.num_computed_tokens
-        table_blocks += len(sequence.block_table)
+        table_blocks += sequence.num_held_blocks
         num_empty += num_slots - computed
         num_pending += min(sequence.num_known_tokens, num_slots) - computed
     longest = -(-max(1, executor.max_sequence_len - 1) // kv.block_size)
@@ -177,7 +177,7 @@ def _block_map(executor: ExecutorState, most_cells: int) -> BlockMap:
         uses[block] = BlockUse.CACHED
     owned, shared = int(BlockUse.OWNED), int(BlockUse.SHARED)
     for sequence in executor.running:
-        for block in sequence.block_table:
+        for block in sequence.block_table[sequence.num_passed_blocks :]:
             uses[block] = owned if uses[block] < owned else shared
     size = -(-total // most_cells)
     if size == 1:

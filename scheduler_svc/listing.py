@@ -92,7 +92,7 @@ def _view(
         num_output_tokens=sum(len(sequence.output_token_ids) for sequence in sequences),
         num_waiting=sum(sequence.status is SequenceStatus.WAITING for sequence in sequences),
         num_running=sum(sequence.status is SequenceStatus.RUNNING for sequence in sequences),
-        num_blocks=sum(len(sequence.block_table) for sequence in sequences),
+        num_blocks=sum(sequence.num_held_blocks for sequence in sequences),
         executors=tuple(dict.fromkeys(placed)),
         age=now - request.arrival,
         remaining_deadline=None if request.deadline is None else max(0.0, request.deadline - now),

@@ -63,6 +63,15 @@ class PrefixCache:
             del self._finds[next(iter(self._finds))]
         return found.copy()
 
+    def find_each(self, sequence: Sequence, num_blocks: int) -> list[int | None]:
+        """Return, for each of a sequence's first num_blocks blocks, the one with its KV, None where there is none."""
+        found: list[int | None] = []
+        for index, block_hash in enumerate(self._hashes(sequence, num_blocks)):
+            block = self._blocks.get(block_hash)
+            is_there = block is not None and self._entries[block][1] == self._tokens(sequence, index)
+            found.append(block if is_there else None)
+        return found
+
     def _find_again(self, sequence: Sequence, most: int) -> tuple[list[int], list[_Entry]]:
         """What was found for a sequence before and is there yet: its tokens need not be compared again."""
         blocks, entries = self._finds.pop(sequence, ([], []))

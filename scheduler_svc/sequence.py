@@ -83,6 +83,7 @@ class Sequence:
         "num_computed_tokens",
         "num_failures",
         "num_in_flight_rows",
+        "num_passed_blocks",
         "num_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
@@ -121,6 +122,8 @@ class Sequence:
         self.handle = 0
         self.block_table: list[int] = []
         self.num_slots = 0  # tokens that block_table has room for
+        # The first of block_table that every window has passed: null blocks stand for them.
+        self.num_passed_blocks = 0
         # Once so many tokens are computed, one more block is full and can be shared.
         self.publish_at = NEVER
         # Of its full blocks, and their size; the prefix cache makes them.
@@ -148,6 +151,11 @@ class Sequence:
     def num_known_tokens(self) -> int:
         """Committed tokens and those that rows in flight will sample."""
         return self.num_computed_tokens + 1 if self.steady_until else self.num_tokens + self.num_placeholders
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that it holds."""
+        return len(self.block_table) - self.num_passed_blocks
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -319,7 +327,7 @@ class SequenceView:
     @property
     def num_blocks(self) -> int:
         """KV blocks it holds."""
-        return len(self._sequence.block_table)
+        return self._sequence.num_held_blocks
 
     @property
     def num_preemptions(self) -> int:

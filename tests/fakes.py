@@ -39,6 +39,7 @@ def make_spec(
     model: str = MODEL,
     model_revision: str = REVISION,
     address: str = "127.0.0.1:50053",
+    window: int = 0,
 ) -> ExecutorSpec:
     """Return a spec; num_blocks counts the null block."""
     return ExecutorSpec(
@@ -54,6 +55,7 @@ def make_spec(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
+        window=window,
     )
 
 
@@ -155,8 +157,9 @@ class FakeExecutor:
     """Runs batches as the contract says, with a paged memory that holds the computed tokens themselves.
 
     What a row attends to is read back from that memory through the block table, so a block that two sequences write
-    to, or that is reused too early, changes tokens. Broken contracts are AssertionErrors; checksums that disagree are
-    DESYNC.
+    to, or that is reused too early, changes tokens. With a window it reads no further back than that, at every token
+    that it computes: one that read something wrong is wrong itself. Broken contracts are AssertionErrors; checksums
+    that disagree are DESYNC.
     """
 
     def __init__(self, spec: ExecutorSpec, session: int) -> None:
@@ -231,18 +234,22 @@ class FakeExecutor:
         if row.num_computed_tokens != stay.num_computed_tokens:
             status = RowStatus.DESYNC
         end = row.num_computed_tokens + row.num_scheduled_tokens
+        num_null = self._num_passed(stay) if not stay.block_table else 0
         stay.block_table.extend(row.new_blocks)
         if end > len(stay.token_ids) or end > len(stay.block_table) * self.spec.block_size:
             status = RowStatus.BAD_INPUT
         if end >= self.spec.max_model_len:
             status = RowStatus.BAD_INPUT
-        if any(not 0 < block < self.spec.num_blocks for block in row.new_blocks):
+        if any(not 0 < block < self.spec.num_blocks for block in row.new_blocks[num_null:]) or any(
+            row.new_blocks[:num_null]
+        ):
             status = RowStatus.BAD_INPUT
         if status is not RowStatus.OK:
             stay.is_over = True
             return RowResult(row.handle, status, (), None)
         for position in range(row.num_computed_tokens, end):
-            self._memory[self._slot(stay, position)] = stay.token_ids[position]
+            is_sound = not self.spec.window or self._read(stay, position) == stay.token_ids[:position]
+            self._memory[self._slot(stay, position)] = stay.token_ids[position] if is_sound else None
         stay.num_computed_tokens = end
         if end < len(stay.token_ids):
             return RowResult(row.handle, RowStatus.OK, (), None)
@@ -250,7 +257,7 @@ class FakeExecutor:
 
     def _sample(self, stay: _Stay) -> int:
         new = stay.new
-        seen = [self._memory[self._slot(stay, position)] for position in range(len(stay.token_ids))]
+        seen = self._read(stay, len(stay.token_ids))
         context = [-1 if token_id is None else token_id for token_id in seen]
         token_id = next_token(context, new.num_prompt_tokens, new.choice, new.sampling, new.stopping)
         stay.token_ids.append(token_id)
@@ -258,6 +265,18 @@ class FakeExecutor:
         is_stop = token_id in new.stopping.stop_token_ids and num_output_tokens > new.stopping.min_tokens
         stay.is_over = is_stop or num_output_tokens >= new.stopping.max_tokens
         return token_id
+
+    def _read(self, stay: _Stay, length: int) -> list[int | None]:
+        """Give the first `length` tokens: those within the window of what follows from memory, others as they are."""
+        first = max(0, length + 1 - self.spec.window) if self.spec.window else 0
+        read = [self._memory[self._slot(stay, position)] for position in range(first, length)]
+        return [*stay.token_ids[:first], *read]
+
+    def _num_passed(self, stay: _Stay) -> int:
+        """Blocks of a new stay that the window of its first token to compute has passed: they must be null."""
+        if not self.spec.window:
+            return 0
+        return max(0, stay.num_computed_tokens + 1 - self.spec.window) // self.spec.block_size
 
     def _slot(self, stay: _Stay, position: int) -> int:
         block, offset = divmod(position, self.spec.block_size)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 from factories import CHAT_TEMPLATE, SPECIAL_TOKENS
 from gguf.quants import quantize
 from safetensors.torch import load_file
@@ -37,12 +38,14 @@ def make_gguf(
     rope_freqs: Tensor | None = None,
     extra: Mapping[str, Tensor] | None = None,
     tokenizer_pre: str = "gpt-2",
+    packed: tuple[Mapping[str, npt.NDArray[np.uint8]], gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
     """Write the model in `folder` (of one safetensors file) as a GGUF file and return its path.
 
     `quantization` is the element type of matrices; vectors stay F32. `metadata` adds keys of numbers or strings,
     without the architecture's prefix, or takes them away (None); `extra` adds tensors. Rotary scalings of config.json
-    are not written: they are for `metadata` and `rope_freqs` to say.
+    are not written: they are for `metadata` and `rope_freqs` to say. `packed` has matrices by the checkpoint's names
+    that are written as they are, with their element type.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = "qwen2" if config["model_type"] == "qwen2" else "llama"
@@ -62,22 +65,41 @@ def make_gguf(
     }
     for key, value in (keys | dict(metadata or {})).items():
         if value is not None:
-            _add(writer, f"{architecture}.{key}", value)
-    _add_tokenizer(writer, folder, config, tokenizer_pre)
+            add(writer, f"{architecture}.{key}", value)
+    add_tokenizer(writer, folder, config, tokenizer_pre)
+    ready, kind = packed or ({}, gguf.GGMLQuantizationType.F32)
     for name, tensor in load_file(folder / "model.safetensors").items():
+        if name in ready:
+            writer.add_tensor(_gguf_name(name), ready[name], raw_dtype=kind)
+            continue
         values = tensor.float()
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-            values = _interleaved(values, config["head_dim"])
-        _add_tensor(writer, _gguf_name(name), values, quantization)
+            values = interleaved(values, config["head_dim"])
+        add_tensor(writer, _gguf_name(name), values, quantization)
     if rope_freqs is not None:
-        _add_tensor(writer, "rope_freqs.weight", rope_freqs, "F32")
+        add_tensor(writer, "rope_freqs.weight", rope_freqs, "F32")
     for name, tensor in (extra or {}).items():
-        _add_tensor(writer, name, tensor, quantization)
+        add_tensor(writer, name, tensor, quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def random_superblocks(kind: gguf.GGMLQuantizationType, shape: Sequence[int], seed: int) -> npt.NDArray[np.uint8]:
+    """Return random packed rows of a matrix of `shape`, of a type whose blocks have finite scales in float16."""
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
+    for at in _SCALES[kind.name]:
+        scales = random.uniform(0.001, 0.01, blocks.shape[:2]).astype(np.float16)
+        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
+_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Bytes of a block at which its float16 scales begin."""
 
 
 def _gguf_name(name: str) -> str:
@@ -88,14 +110,17 @@ def _gguf_name(name: str) -> str:
     return f"blk.{index}.{_LAYER[part]}.{kind}"
 
 
-def _interleaved(values: Tensor, head_dim: int) -> Tensor:
+def interleaved(values: Tensor, head_dim: int) -> Tensor:
     """Put row i + head_dim / 2 of each head behind its row i."""
     halves = values.unflatten(0, (-1, 2, head_dim // 2))
     return halves.transpose(1, 2).flatten(0, 2)
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, str):
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add a key of metadata: a float as float32, a whole number as uint32."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
@@ -105,7 +130,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, quantization: str) -> None:
+def add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, quantization: str) -> None:
+    """Add a tensor: a matrix of the element type that `quantization` names, a vector as F32."""
     values = tensor.float().numpy()
     kind = gguf.GGMLQuantizationType[quantization]
     if kind == gguf.GGMLQuantizationType.F32 or tensor.dim() == 1:
@@ -116,7 +142,8 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor, quantization
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any], pre: str) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: Mapping[str, Any], pre: str) -> None:
+    """Add the byte-level tokenizer of a folder; `config` says its special tokens and the size of the vocabulary."""
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     # A GGUF file has a token for every row of the embedding.

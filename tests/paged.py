@@ -12,7 +12,7 @@ from torch import Tensor
 
 from executor_svc.attention import AttentionMetadata
 from executor_svc.kv_cache import KVCache
-from executor_svc.models import CausalLM
+from executor_svc.models import LoadedModel
 
 
 @dataclass
@@ -56,7 +56,7 @@ class PagedLoop:
     """Runs steps of chosen rows. Every slot holds NaN until it is written, the null block for ever."""
 
     def __init__(
-        self, model: CausalLM, *, num_blocks: int = 256, block_size: int = 16, dtype: torch.dtype = torch.float32
+        self, model: LoadedModel, *, num_blocks: int = 256, block_size: int = 16, dtype: torch.dtype = torch.float32
     ) -> None:
         self._model = model
         self._cache = KVCache.allocate(model.config, num_blocks, block_size, dtype, torch.device("cpu"))

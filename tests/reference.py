@@ -49,7 +49,11 @@ class Reference:
         return tokens
 
     @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """float32 [len(tokens), vocab]: row i is of the token that follows tokens[: i + 1]."""
+        logits: torch.Tensor = self.model(torch.tensor([list(tokens)])).logits[0].float()
+        return logits
+
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [len(tokens), vocab]: row i is the distribution of the token that follows tokens[: i + 1]."""
-        logits: torch.Tensor = self.model(torch.tensor([list(tokens)])).logits[0].float()
-        return torch.log_softmax(logits, dim=-1)
+        return torch.log_softmax(self.logits(tokens), dim=-1)

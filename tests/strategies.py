@@ -35,18 +35,20 @@ class RequestPlan:
 
 # A pool of four slots and more: smaller ones refuse everything.
 executor_specs = st.builds(
-    lambda block_size, slots, max_num_seqs, budget, max_model_len: make_spec(
+    lambda block_size, slots, max_num_seqs, budget, max_model_len, window: make_spec(
         num_blocks=1 + -(-slots // block_size),
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
+        window=window,
     ),
     st.integers(1, 5),
     st.integers(4, 12) | st.integers(16, 36) | st.integers(24, 48),
     st.integers(1, 3) | st.integers(3, 6),
     st.integers(1, 7) | st.integers(5, 23),
     st.integers(4, 16) | st.integers(24, 40) | st.integers(30, 40),
+    st.just(0) | st.integers(2, 12),
 )
 
 token_ids = st.integers(0, VOCAB_SIZE - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,28 +16,74 @@ from executor_svc.kernels.paged_attention import PagedAttention
 class AttentionStep:
     """What the attention of all layers shares in one step."""
 
-    cos: Tensor
-    """float32 [T, head_dim / 2]"""
-    sin: Tensor
-    """float32 [T, head_dim / 2]"""
+    angles: tuple[tuple[Tensor, Tensor], ...]
+    """Cosines and sines, float32 [T, rotary_dim / 2] each, under every rotary setting of the model."""
     slot_mapping: Tensor
     """int64 [T]"""
     paged_attention: PagedAttention
 
 
 class SelfAttention:
-    """Grouped-query attention (Ainslie et al. 2023) with rotary positions; Q, K and V come out of one product."""
+    """Grouped-query attention (Ainslie et al. 2023); Q, K and V come out of one product."""
 
-    def __init__(self, qkv: Linear, output: Linear, *, head_dim: int, kernels: KernelSet) -> None:
+    def __init__(
+        self,
+        qkv: Callable[[Tensor], Tensor],
+        output: Callable[[Tensor], Tensor],
+        *,
+        scale: float,
+        angles: int,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        kernels: KernelSet,
+    ) -> None:
+        """`angles` is the layer's place in AttentionStep.angles. Scale, window and soft cap: see PagedAttention."""
         self._qkv = qkv
         self._output = output
-        self._scale = head_dim**-0.5
-        self._kernels = kernels
+        self._scale = scale
+        self._angles = angles
+        self._window = window
+        self._soft_cap = soft_cap
+        self._rotary_write_kv = kernels.rotary_write_kv
 
     def __call__(self, x: Tensor, step: AttentionStep, key_cache: Tensor, value_cache: Tensor) -> Tensor:
         """Map x [T, hidden] to a new [T, hidden]. Writes the keys and values of the T tokens into the caches."""
-        query = self._kernels.rotary_write_kv(
-            self._qkv(x), step.cos, step.sin, step.slot_mapping, key_cache, value_cache
+        cos, sin = step.angles[self._angles]
+        query = self._rotary_write_kv(self._qkv(x), cos, sin, step.slot_mapping, key_cache, value_cache)
+        attended = step.paged_attention(
+            query, key_cache, value_cache, self._scale, window=self._window, soft_cap=self._soft_cap
         )
-        attended = step.paged_attention(query, key_cache, value_cache, self._scale)
         return self._output(attended.flatten(1))
+
+
+class NormedQkv:
+    """The product of Q, K and V with RMSNorm on queries and keys, over each head or over all heads of a token."""
+
+    def __init__(
+        self,
+        qkv: Linear,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        *,
+        sizes: tuple[int, int],
+        eps: float,
+        kernels: KernelSet,
+    ) -> None:
+        """`sizes`: elements of all queries, and of all keys, of a token. A weight is as long as what is normed at
+        once.
+        """
+        self._qkv = qkv
+        self._parts = [
+            (slice(start, start + size), (size // len(weight), len(weight)), weight)
+            for start, size, weight in ((0, sizes[0], query_weight), (sizes[0], sizes[1], key_weight))
+        ]
+        self._eps = eps
+        self._rms_norm = kernels.rms_norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x [T, hidden] to a new [T, (num_heads + 2 * num_kv_heads) * head_dim]."""
+        qkv = self._qkv(x)
+        for columns, shape, weight in self._parts:
+            part = qkv[:, columns].view(-1, *shape)
+            part.copy_(self._rms_norm(part, weight, self._eps))
+        return qkv

@@ -1,21 +1,25 @@
-"""The gated feed-forward layer."""
+"""The feed-forward layer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from executor_svc.kernels import KernelSet
-from executor_svc.kernels.linear import Linear
 
+class Mlp:
+    """down(activation(up(x))). Where it is gated, gate and up come out of one product and the activation joins them."""
 
-class GatedMlp:
-    """down(silu(gate(x)) * up(x)); gate and up come out of one product."""
-
-    def __init__(self, gate_up: Linear, down: Linear, *, kernels: KernelSet) -> None:
-        self._gate_up = gate_up
+    def __init__(
+        self,
+        up: Callable[[Tensor], Tensor],
+        activation: Callable[[Tensor], Tensor],
+        down: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._up = up
+        self._activation = activation
         self._down = down
-        self._silu_and_mul = kernels.silu_and_mul
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [T, hidden] to a new [T, hidden]."""
-        return self._down(self._silu_and_mul(self._gate_up(x)))
+        return self._down(self._activation(self._up(x)))

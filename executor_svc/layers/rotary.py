@@ -49,35 +49,60 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024), as Phi-3 has it: one divisor for each frequency, rotary_dim / 2 of them in a set.
+
+    The short set is for sequences of at most `original_max_position_embeddings` tokens, the long set for others. Keys
+    in KV memory are turned already, so one set serves all sequences: the long one if any may get longer. Cosines and
+    sines are multiplied by `attention_factor` under both.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+@dataclass(frozen=True)
 class FrequencyFactors:
-    """One divisor for each frequency, head_dim / 2 of them."""
+    """One divisor for each frequency, rotary_dim / 2 of them."""
 
     factors: tuple[float, ...]
 
 
-RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors
+RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | FrequencyFactors
 
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """Pair i of head_dim / 2 turns by position * theta ** (-2 i / head_dim), scaled."""
+    """Pair i of rotary_dim / 2 turns by position * theta ** (-2 i / rotary_dim), scaled."""
 
-    head_dim: int
+    rotary_dim: int
+    """How many elements of a head turn, from the first on."""
     theta: float
     scaling: RotaryScaling | None = None
+
+    @property
+    def unstretched_length(self) -> int | None:
+        """The longest sequence under LongRoPE's short factors; None where nothing depends on the longest."""
+        scaling = self.scaling
+        return scaling.original_max_position_embeddings if isinstance(scaling, LongRopeScaling) else None
 
 
 class RotaryAngles:
     """Cosines and sines by position. They are computed, not looked up: once a step costs less than a table's memory."""
 
-    def __init__(self, config: RotaryConfig, device: torch.device) -> None:
+    def __init__(self, config: RotaryConfig, device: torch.device, longest: int = 0) -> None:
+        """`longest`: tokens that a sequence may get."""
         scaling = config.scaling
-        self.inverse_frequencies = inverse_frequencies(config).to(device)
-        """float32 [head_dim / 2]."""
-        self._attention_factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+        self.inverse_frequencies = inverse_frequencies(config, longest).to(device)
+        """float32 [rotary_dim / 2]."""
+        self._attention_factor = 1.0
+        if isinstance(scaling, YarnScaling | LongRopeScaling):
+            self._attention_factor = scaling.attention_factor
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Give cosines and sines, float32 [T, head_dim / 2] each, of positions int64 [T]."""
+        """Give cosines and sines, float32 [T, rotary_dim / 2] each, of positions int64 [T]."""
         angles = positions[:, None].float() * self.inverse_frequencies
         cos, sin = angles.cos(), angles.sin()
         if self._attention_factor != 1.0:
@@ -86,12 +111,12 @@ class RotaryAngles:
         return cos, sin
 
 
-def inverse_frequencies(config: RotaryConfig) -> Tensor:
-    """Give the angle that each pair turns by per position, float32 [head_dim / 2].
+def inverse_frequencies(config: RotaryConfig, longest: int = 0) -> Tensor:
+    """Give the angle that each pair turns by per position, float32 [rotary_dim / 2]. `longest`: see RotaryAngles.
 
     A last bit of difference grows with the position, so the operations come in the order that the models' own code has.
     """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     powers = config.theta**exponents
     plain = 1.0 / powers
     match config.scaling:
@@ -101,6 +126,10 @@ def inverse_frequencies(config: RotaryConfig) -> Tensor:
             return plain / factor
         case FrequencyFactors(factors):
             return plain / torch.tensor(factors, dtype=torch.float32)
+        case LongRopeScaling() as scaling:
+            is_long = longest > scaling.original_max_position_embeddings
+            divisors = scaling.long_factor if is_long else scaling.short_factor
+            return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * powers)
         case Llama3Scaling() as scaling:
             wavelengths = 2 * math.pi / plain
             turns = scaling.original_max_position_embeddings / wavelengths
@@ -117,13 +146,13 @@ def _yarn_kept(scaling: YarnScaling, config: RotaryConfig) -> Tensor:
 
     def pair_that_turns(times: float) -> float:
         wavelength = scaling.original_max_position_embeddings / (2 * math.pi * times)
-        return config.head_dim * math.log(wavelength) / (2 * math.log(config.theta))
+        return config.rotary_dim * math.log(wavelength) / (2 * math.log(config.theta))
 
     first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     # The upper bound counts dimensions, not pairs: the models were trained so.
-    first, last = max(first, 0), min(last, config.head_dim - 1)
-    pairs = torch.arange(config.head_dim // 2, dtype=torch.float32)
+    first, last = max(first, 0), min(last, config.rotary_dim - 1)
+    pairs = torch.arange(config.rotary_dim // 2, dtype=torch.float32)
     scaled = (pairs - first) / (last - first if last != first else 0.001)
     return 1 - scaled.clamp(0, 1)

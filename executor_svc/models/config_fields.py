@@ -1,4 +1,4 @@
-"""Reading config.json's fields with their defaults and their older spellings; what is not supported is refused here."""
+"""Reading config.json's fields: what a file leaves out has its family's default, null is a value of its own."""
 
 from __future__ import annotations
 
@@ -7,60 +7,87 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from executor_svc.layers.rotary import (
-    FrequencyFactors,
-    LinearScaling,
-    Llama3Scaling,
-    RotaryConfig,
-    RotaryScaling,
-    YarnScaling,
-)
 from executor_svc.weights import ModelLoadError, UnsupportedModelError
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary types that config.json may name. ("frequency_factors" is what a GGUF file's tensor of factors becomes.)"""
 
 
 class ConfigFields:
-    """The fields, with errors that name the file and the field. A field that is null counts as absent."""
+    """The fields, with errors that name the file and the field."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Any], *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        fields: Mapping[str, Any],
+        *,
+        prefix: str = "",
+        defaults: Mapping[str, Any] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        """`defaults`: what fields mean that are not there. (One that is null is there.) `aliases`: what fields are
+        called that are not there by their own name.
+        """
         self.path = path
         self._fields = fields
         self._prefix = prefix
+        self._defaults: Mapping[str, Any] = defaults or {}
+        self._aliases: Mapping[str, str] = aliases or {}
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the value as it is."""
-        value = self._fields.get(name)
-        return default if value is None else value
+    def within(self, defaults: Mapping[str, Any], aliases: Mapping[str, str] | None = None) -> ConfigFields:
+        """Return the same fields with these defaults and aliases."""
+        return ConfigFields(self.path, self._fields, prefix=self._prefix, defaults=defaults, aliases=aliases)
+
+    def get(self, name: str, if_null: Any = None) -> Any:
+        """Return the value, or its default where it is absent; `if_null` where that is null."""
+        key = self._key(name)
+        value = self._fields[key] if key in self._fields else self._defaults.get(key)
+        return if_null if value is None else value
 
     def has(self, name: str) -> bool:
         """Whether the field is there, be it null."""
-        return name in self._fields
+        return self._key(name) in self._fields
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return a whole number. ModelLoadError where it is none, or absent without a default."""
-        value = self.get(name, default)
+    def names(self) -> list[str]:
+        """Return the names of the fields that are there."""
+        return list(self._fields)
+
+    def integer(self, name: str, if_null: int | None = None) -> int:
+        """Return a whole number. ModelLoadError where it is none, or null or absent without a default."""
+        value = self.get(name, if_null)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, value, "a whole number")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(self, name: str, if_null: float | None = None) -> float:
         """Return a finite number."""
-        value = self.get(name, default)
+        value = self.get(name, if_null)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self._wrong(name, value, "a number")
         return float(value)
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def flag(self, name: str, if_null: bool = False) -> bool:
         """Return a truth value."""
-        value = self.get(name, default)
+        value = self.get(name, if_null)
         if not isinstance(value, bool):
             raise self._wrong(name, value, "true or false")
         return value
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Return a list of numbers."""
+        value = self.get(name)
+        if not isinstance(value, list | tuple) or any(not isinstance(each, int | float) for each in value):
+            raise self._wrong(name, value, "a list of numbers")
+        return tuple(map(float, value))
+
+    def per_layer(self, name: str, num_layers: int) -> list[Any] | None:
+        """Return a list with an entry for each layer, None where the field is null or absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < num_layers:
+            raise self._wrong(name, value, f"a list of at least {num_layers} entries, one for each layer")
+        return value[:num_layers]
+
     def part(self, name: str) -> ConfigFields:
-        """Return the fields of an object; none where it is absent."""
+        """Return the fields of an object; none where it is null or absent."""
         value = self.get(name, {})
         if not isinstance(value, Mapping):
             raise self._wrong(name, value, "an object")
@@ -70,68 +97,18 @@ class ConfigFields:
         """Return the error for a value that is not supported."""
         value = self.get(name)
         return UnsupportedModelError(
-            f"{self.path}: {self._prefix}{name} {value!r} is not supported; supported: {supported}"
+            f"{self.path}: {self._prefix}{self._key(name)} {value!r} is not supported; supported: {supported}"
         )
+
+    def refuse_set(self, *names: str) -> None:
+        """Raise UnsupportedModelError where one of these is there and neither null, false, empty nor zero."""
+        for name in names:
+            if self.get(name):
+                raise self.refuse(name, "none")
 
     def _wrong(self, name: str, value: Any, wanted: str) -> ModelLoadError:
         what = "is missing" if value is None else f"is {value!r}, not {wanted}"
-        return ModelLoadError(f"{self.path}: {self._prefix}{name} {what}")
+        return ModelLoadError(f"{self.path}: {self._prefix}{self._key(name)} {what}")
 
-
-def read_rotary(fields: ConfigFields, head_dim: int) -> RotaryConfig:
-    """Read the rotary settings: `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
-    rope = fields.part("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    for source in (fields, rope):
-        if source.number("partial_rotary_factor", 1.0) != 1.0:
-            raise source.refuse("partial_rotary_factor", "1.0")
-    kind_name = "rope_type" if rope.has("rope_type") else "type"
-    scaling: RotaryScaling | None
-    match rope.get(kind_name, "default"):
-        case "default":
-            scaling = None
-        case "linear":
-            scaling = LinearScaling(rope.number("factor"))
-        case "llama3":
-            scaling = Llama3Scaling(
-                factor=rope.number("factor"),
-                low_freq_factor=rope.number("low_freq_factor"),
-                high_freq_factor=rope.number("high_freq_factor"),
-                original_max_position_embeddings=_original_length(fields, rope),
-            )
-        case "yarn":
-            scaling = _read_yarn(fields, rope)
-        case "frequency_factors":
-            scaling = FrequencyFactors(tuple(rope.get("factors")))
-        case _:
-            raise rope.refuse(kind_name, ", ".join(ROPE_TYPES))
-    return RotaryConfig(head_dim, theta, scaling)
-
-
-def _read_yarn(fields: ConfigFields, rope: ConfigFields) -> YarnScaling:
-    original = _original_length(fields, rope)
-    factor = rope.number("factor", fields.integer("max_position_embeddings") / original)
-    mscale, mscale_all_dim = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
-    if mscale and mscale_all_dim:
-        attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
-    else:
-        attention_factor = _yarn_mscale(factor, 1.0)
-    return YarnScaling(
-        factor=factor,
-        original_max_position_embeddings=original,
-        attention_factor=rope.number("attention_factor", attention_factor),
-        beta_fast=rope.number("beta_fast", 32.0) or 32.0,
-        beta_slow=rope.number("beta_slow", 1.0) or 1.0,
-        truncate=rope.flag("truncate", True),
-    )
-
-
-def _yarn_mscale(factor: float, mscale: float) -> float:
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _original_length(fields: ConfigFields, rope: ConfigFields) -> int:
-    """Return the context the model was trained for before it was stretched."""
-    name = "original_max_position_embeddings"
-    # A value beside the rotary settings goes before one in them.
-    return fields.integer(name, rope.integer(name, fields.integer("max_position_embeddings")))
+    def _key(self, name: str) -> str:
+        return name if name in self._fields else self._aliases.get(name, name)

@@ -6,29 +6,44 @@ make them wait for one another thousands of times, and for longer the busier the
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from math import prod
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from executor_svc.attention import AttentionMetadata
 from executor_svc.kernels import KernelSet
-from executor_svc.kernels.linear import Linear
-from executor_svc.layers.attention import SelfAttention
-from executor_svc.layers.mlp import GatedMlp
-from executor_svc.models.config import ModelConfig
+from executor_svc.kv_cache import KVCache
+from executor_svc.models.builder import DecoderBuilder, join_layers
+from executor_svc.models.config import ModelConfig, ServedConfig
 from executor_svc.models.config_fields import ConfigFields
-from executor_svc.models.decoder import CausalLM, DecoderLayer
-from executor_svc.models.registry import find_family
-from executor_svc.models.spec import DecoderSpec, LayerSpec, LinearSpec
-from executor_svc.weights import Checkpoint, check_tensors, open_checkpoint
+from executor_svc.models.decoder import CausalLM
+from executor_svc.models.parameters import Counter, Parameters, Progress
+from executor_svc.models.registry import FAMILIES, architecture_of, find_family
+from executor_svc.models.spec import DecoderSpec
+from executor_svc.weights import Checkpoint, WeightsError, check_tensors, open_checkpoint
 from octavo.models.prepared import PreparedModel
 
-Progress = Callable[[int, int], None]
-"""Takes the elements loaded so far, and those of the whole model. Called from the threads that load, one at a time."""
+
+class LoadedModel(Protocol):
+    """A model that runs steps: a family's decoder, or transformers' own code."""
+
+    @property
+    def config(self) -> ServedConfig:
+        """What it is."""
+
+    @property
+    def code(self) -> str:
+        """Whose code it is: octavo or transformers."""
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
+        """Give the last hidden states [T, hidden] of token_ids int64 [T], and write their keys and values."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Give the logits, a new float32 [N, vocab_size], of hidden [N, hidden]."""
 
 
 def load_model(
@@ -37,33 +52,97 @@ def load_model(
     device: torch.device,
     kernels: KernelSet,
     progress: Progress | None = None,
-) -> CausalLM:
+    max_model_len: int | None = None,
+) -> LoadedModel:
     """Load a prepared model's weights. Raises ModelLoadError: nothing is allocated before config and tensors fit.
 
-    As many threads take part as torch has when this is called; afterwards it has that number again.
+    What is none of the families is run by transformers' own code, where it can be.
+
+    max_model_len: the longest sequence that is to run, where one is set. As many threads take part as torch has when
+    this is called; afterwards it has that number again.
     """
-    return load_weights(prepared.weights, dtype, device, kernels, progress)
+    path, allow_pickle = prepared.weights, prepared.is_pickled
+    if is_family(path, allow_pickle=allow_pickle):
+        checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
+        _check_vocabulary(prepared, describe(checkpoint)[0])
+        return load_checkpoint(checkpoint, dtype, device, kernels, progress, max_model_len)
+    # Imported here since few models need it, and it takes seconds.
+    from executor_svc.models.transformers_lm import load_transformers_lm
+
+    model = load_transformers_lm(path, dtype, device, kernels, progress, allow_pickle=allow_pickle)
+    _check_vocabulary(prepared, model.config)
+    return model
 
 
-def read_config(prepared: PreparedModel) -> ModelConfig:
+def read_config(prepared: PreparedModel) -> ServedConfig:
     """Return what a prepared model's files say of it; no weight is read. Raises ModelLoadError."""
-    return describe(open_checkpoint(prepared.weights))[0]
+    config = read_served_config(prepared.weights, allow_pickle=prepared.is_pickled)
+    _check_vocabulary(prepared, config)
+    return config
+
+
+def read_served_config(path: Path, *, allow_pickle: bool = False) -> ServedConfig:
+    """Return what a GGUF file or folder says of its model; no weight is read. Raises ModelLoadError."""
+    if is_family(path, allow_pickle=allow_pickle):
+        return describe(open_checkpoint(path, allow_pickle=allow_pickle))[0]
+    from executor_svc.models.transformers_lm import read_transformers_config
+
+    return read_transformers_config(path)
+
+
+def is_family(path: Path, *, allow_pickle: bool = False) -> bool:
+    """Whether a GGUF file or folder is of a family. A file always is: what it may hold is known to be of one.
+
+    Raises ModelLoadError.
+    """
+    if not path.is_dir():
+        return True
+    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
+    return architecture_of(ConfigFields(path, checkpoint.config)) in FAMILIES
 
 
 def load_weights(
-    path: Path, dtype: torch.dtype, device: torch.device, kernels: KernelSet, progress: Progress | None = None
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    progress: Progress | None = None,
+    max_model_len: int | None = None,
 ) -> CausalLM:
     """Load a GGUF file or Hugging Face folder. Raises as load_model does."""
-    checkpoint = open_checkpoint(path)
+    return load_checkpoint(open_checkpoint(path), dtype, device, kernels, progress, max_model_len)
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    progress: Progress | None = None,
+    max_model_len: int | None = None,
+) -> CausalLM:
+    """Load what is open. Raises as load_model does."""
     config, spec = describe(checkpoint)
     check_tensors(checkpoint, spec.tensors(), ignored=spec.ignored)
-    counter = _Counter(spec.tensors().values(), progress)
+    counter = Counter(spec.tensors().values(), progress)
+    builder = DecoderBuilder(config, kernels, Parameters(checkpoint, dtype, device, kernels, counter))
+    longest = max_model_len or config.unstretched_length
     num_threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return _Loader(checkpoint, config, dtype, device, kernels, counter).load(spec, pool)
+            # The largest first, so that no thread is alone with it at the end.
+            embedding_and_head = pool.submit(builder.embedding_and_head, spec)
+            layers = [pool.submit(builder.layer, index, layer) for index, layer in enumerate(spec.layers)]
+            try:
+                embedding, head = embedding_and_head.result()
+                first_norm, joined = join_layers([each.result() for each in layers], builder.norm(spec.final_norm))
+                ends = builder.ends(spec, embedding, head, first_norm)
+            finally:
+                # Where one has failed the others need not begin.
+                _cancel(layers)
     finally:
         torch.set_num_threads(num_threads)
+    return CausalLM(config, kernels, ends=ends, layers=joined, dtype=dtype, device=device, longest=longest)
 
 
 def describe(checkpoint: Checkpoint) -> tuple[ModelConfig, DecoderSpec]:
@@ -71,106 +150,18 @@ def describe(checkpoint: Checkpoint) -> tuple[ModelConfig, DecoderSpec]:
     fields = ConfigFields(checkpoint.path, checkpoint.config)
     family = find_family(fields)
     config = family.read_config(fields)
-    return config, family.name_tensors(config)
+    return config, family.name_tensors(config, checkpoint.shapes.keys())
 
 
-class _Counter:
-    """Adds up what the threads have loaded."""
-
-    def __init__(self, shapes: Iterable[tuple[int, ...]], progress: Progress | None) -> None:
-        self._total = sum(map(prod, shapes))
-        self._done = 0
-        self._progress = progress
-        self._lock = threading.Lock()
-
-    def add(self, num_elements: int) -> None:
-        with self._lock:
-            self._done += num_elements
-            if self._progress is not None:
-                self._progress(self._done, self._total)
-
-
-class _Loader:
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        kernels: KernelSet,
-        counter: _Counter,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._config = config
-        self._dtype = dtype
-        self._device = device
-        self._kernels = kernels
-        self._counter = counter
-
-    def load(self, spec: DecoderSpec, pool: ThreadPoolExecutor) -> CausalLM:
-        # The largest first, so that no thread is alone with it at the end.
-        ends = pool.submit(self._embedding_and_head, spec)
-        layers = [pool.submit(self._layer, layer) for layer in spec.layers]
-        try:
-            embedding, head = ends.result()
-            return CausalLM(
-                self._config,
-                self._kernels,
-                embedding=embedding,
-                device=self._device,
-                layers=[layer.result() for layer in layers],
-                final_norm=self._norm(spec.final_norm),
-                head=head,
-            )
-        finally:
-            # Where one has failed the others need not begin.
-            _cancel(layers)
-
-    def _embedding_and_head(self, spec: DecoderSpec) -> tuple[Linear, Linear]:
-        embedding = self._linear(LinearSpec(((spec.embedding, spec.vocab_size),), spec.hidden_size, bias=False))
-        return embedding, embedding if spec.head is None else self._linear(spec.head)
-
-    def _layer(self, spec: LayerSpec) -> DecoderLayer:
-        config, kernels = self._config, self._kernels
-        return DecoderLayer(
-            input_norm=self._norm(spec.input_norm),
-            attention=SelfAttention(
-                self._linear(spec.qkv),
-                self._linear(spec.attention_output),
-                head_dim=config.head_dim,
-                kernels=kernels,
-            ),
-            post_attention_norm=self._norm(spec.post_attention_norm),
-            mlp=GatedMlp(self._linear(spec.gate_up), self._linear(spec.down), kernels=kernels),
+def _check_vocabulary(prepared: PreparedModel, config: ServedConfig) -> None:
+    """Raise WeightsError where the tokenizer may give ids that the embedding has no row for."""
+    if prepared.vocab_size > config.vocab_size:
+        raise WeightsError(
+            f"{prepared.weights}: the tokenizer's vocabulary of {prepared.vocab_size} does not fit the embedding of "
+            f"{config.vocab_size} rows"
         )
 
-    def _linear(self, spec: LinearSpec) -> Linear:
-        weight = self._empty(spec.out_features, spec.in_features)
-        bias = self._empty(spec.out_features) if spec.bias else None
-        start = 0
-        for name, rows in spec.parts:
-            self._fill(f"{name}.weight", weight[start : start + rows])
-            if bias is not None:
-                self._fill(f"{name}.bias", bias[start : start + rows])
-            start += rows
-        return self._kernels.pack_linear(weight, bias)
 
-    def _norm(self, name: str) -> Tensor:
-        return self._tensor(f"{name}.weight", (self._config.hidden_size,))
-
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._empty(*shape)
-        self._fill(name, tensor)
-        return tensor
-
-    def _fill(self, name: str, out: Tensor) -> None:
-        self._checkpoint.copy_to(name, out)
-        self._counter.add(out.numel())
-
-    def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
-
-
-def _cancel(futures: Iterable[Future[DecoderLayer]]) -> None:
+def _cancel(futures: Iterable[Future[Any]]) -> None:
     for each in futures:
         each.cancel()

@@ -1,20 +1,27 @@
-"""Mistral, where its sliding window covers the whole context."""
+"""Mistral, with its sliding window where it has one."""
 
 from __future__ import annotations
 
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.config_fields import ConfigFields
 from executor_svc.models.family import Family
-from executor_svc.models.llama import name_llama_tensors, read_llama_like
+from executor_svc.models.reading import read_llama_like, read_window, with_windows
 
 
 def read_mistral(fields: ConfigFields) -> ModelConfig:
-    """Llama's shape without biases. An absent sliding_window means 4096, a null one none."""
-    config = read_llama_like(fields, "MistralForCausalLM", qkv_bias=False, output_bias=False)
-    window = fields.get("sliding_window") if fields.has("sliding_window") else 4096
-    if window is not None and window < config.max_position_embeddings:
-        raise fields.refuse("sliding_window", f"none, or one of at least {config.max_position_embeddings} tokens")
-    return config
+    """Llama's shape without biases; one window for all layers. An absent sliding_window is one, a null one is none."""
+    config = read_llama_like(fields, "MistralForCausalLM", qkv_bias=False, output_bias=False, mlp_bias=False)
+    return with_windows(config, [read_window(fields)] * config.num_layers)
 
 
-MISTRAL = Family("MistralForCausalLM", read_mistral, name_llama_tensors)
+MISTRAL = Family(
+    "MistralForCausalLM",
+    read_mistral,
+    {
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+)

@@ -1,68 +1,182 @@
-"""Which tensors of a checkpoint make which parameter of a decoder."""
+"""Which tensors of a checkpoint make which parameter of a decoder, and how each splits over ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Split(Enum):
+    """How a linear layer divides among the ranks of a tensor-parallel model (Shoeybi et al. 2019, "Megatron-LM")."""
+
+    COLUMN = auto()
+    """Each rank has a share of the output features, of every section the same."""
+    ROW = auto()
+    """Each rank has a share of the input features; their outputs are added up."""
+    VOCABULARY = auto()
+    """Each rank has a share of the tokens."""
+    WHOLE = auto()
+    """Every rank has all of it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Output features of a linear layer that are one tensor on disk, `NAME.weight`, and `NAME.bias` if it has one."""
+
+    name: str
+    rows: int
+    transposed: bool = False
+    """Whether the weight lies as [in_features, out_features] (GPT-2)."""
+    interleaved_head_dim: int = 0
+    """Above 0: on disk the query, key and value rows of a head lie together, head after head (GPT-NeoX). They are
+    wanted as all queries, then all keys, then all values.
+    """
 
 
 @dataclass(frozen=True)
 class LinearSpec:
     """A linear layer, its output features stacked from one or more of the checkpoint's layers."""
 
-    parts: tuple[tuple[str, int], ...]
-    """Name without `.weight`, and output features, of each."""
+    parts: tuple[Part, ...]
     in_features: int
     bias: bool
+    split: Split
+    sections: tuple[int, ...] = ()
+    """Output features that split each by themselves (queries, keys, values; gate, up); none: each part is one."""
 
     @property
     def out_features(self) -> int:
         """Of all parts."""
-        return sum(rows for _, rows in self.parts)
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def split_sections(self) -> tuple[int, ...]:
+        """The sections, whether they are parts or lie in one."""
+        return self.sections or tuple(part.rows for part in self.parts)
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor it is made of."""
-        for name, rows in self.parts:
-            yield f"{name}.weight", (rows, self.in_features)
+        for part in self.parts:
+            shape = (self.in_features, part.rows) if part.transposed else (part.rows, self.in_features)
+            yield f"{part.name}.weight", shape
             if self.bias:
-                yield f"{name}.bias", (rows,)
+                yield f"{part.name}.bias", (part.rows,)
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A norm: `NAME.weight`, and `NAME.bias` if it has one; neither where it has no tensors."""
+
+    name: str
+    size: int
+    weight: bool = True
+    bias: bool = False
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor it is made of."""
+        if self.weight:
+            yield f"{self.name}.weight", (self.size,)
+        if self.bias:
+            yield f"{self.name}.bias", (self.size,)
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """`up` holds the gate too where there is one, gate first."""
+
+    up: LinearSpec
+    down: LinearSpec
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor it is made of."""
+        yield from self.up.tensors()
+        yield from self.down.tensors()
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """The router's output features are the experts."""
+
+    router: LinearSpec
+    experts: tuple[MlpSpec, ...]
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor it is made of."""
+        yield from self.router.tensors()
+        for expert in self.experts:
+            yield from expert.tensors()
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One decoder layer. Norms are named without `.weight`."""
+    """One decoder layer. Which norms it has follows from the config's placement and qk_norm."""
 
-    input_norm: str
     qkv: LinearSpec
     attention_output: LinearSpec
-    post_attention_norm: str
-    gate_up: LinearSpec
-    down: LinearSpec
+    mlp: MlpSpec | ExpertsSpec
+    attention_norm: NormSpec | None = None
+    """Of what attention reads, or with Placement.AFTER_ADD of the sum that follows it."""
+    mlp_norm: NormSpec | None = None
+    """The same of the MLP."""
+    attention_output_norm: NormSpec | None = None
+    mlp_output_norm: NormSpec | None = None
+    query_norm: NormSpec | None = None
+    key_norm: NormSpec | None = None
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor it is made of."""
+        norms = (
+            self.attention_norm,
+            self.mlp_norm,
+            self.attention_output_norm,
+            self.mlp_output_norm,
+            self.query_norm,
+            self.key_norm,
+        )
+        for norm in filter(None, norms):
+            yield from norm.tensors()
+        for each in (self.qkv, self.attention_output, self.mlp):
+            yield from each.tensors()
+
+
+@dataclass(frozen=True)
+class PositionsSpec:
+    """A table of learned positions, `NAME.weight`; its first `offset` rows belong to no position (OPT)."""
+
+    name: str
+    rows: int
+    size: int
+    offset: int = 0
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of the table."""
+        yield f"{self.name}.weight", (self.rows, self.size)
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
     """A whole decoder."""
 
-    vocab_size: int
-    hidden_size: int
-    embedding: str
+    embedding: LinearSpec
     layers: tuple[LayerSpec, ...]
-    final_norm: str
+    final_norm: NormSpec | None
     head: LinearSpec | None
     """None: the embedding."""
+    positions: PositionsSpec | None = None
+    project_in: LinearSpec | None = None
+    """From the embedding to the first layer."""
+    project_out: LinearSpec | None = None
+    """From the last norm to the head."""
     ignored: frozenset[str] = frozenset()
-    """Tensors that a checkpoint may hold and that are not needed."""
+    """Tensors that the checkpoint holds, or may hold, and that are not needed."""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor that the checkpoint must hold, by name."""
-        shapes: dict[str, tuple[int, ...]] = {f"{self.embedding}.weight": (self.vocab_size, self.hidden_size)}
+        shapes = dict(self.embedding.tensors())
         for layer in self.layers:
-            for norm in (layer.input_norm, layer.post_attention_norm):
-                shapes[f"{norm}.weight"] = (self.hidden_size,)
-            for linear in (layer.qkv, layer.attention_output, layer.gate_up, layer.down):
-                shapes.update(linear.tensors())
-        shapes[f"{self.final_norm}.weight"] = (self.hidden_size,)
-        if self.head is not None:
-            shapes.update(self.head.tensors())
+            shapes.update(layer.tensors())
+        for part in (self.positions, self.project_in, self.project_out, self.final_norm, self.head):
+            if part is not None:
+                shapes.update(part.tensors())
         return shapes

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from executor_svc.weights.errors import WeightsError
+from executor_svc.weights.errors import UnsupportedModelError, WeightsError
 
 _MOST_NAMED = 8
 
@@ -28,6 +28,10 @@ class Checkpoint(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor by name."""
 
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Why a tensor cannot be copied, by name, file and tensor named. Only one that is needed makes it matter."""
+
     def copy_to(self, name: str, out: Tensor) -> None:
         """Fill `out`, of the tensor's shape and any float dtype, converting on the way."""
 
@@ -35,7 +39,12 @@ class Checkpoint(Protocol):
 def check_tensors(
     checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], *, ignored: Set[str] = frozenset()
 ) -> None:
-    """Raise WeightsError, naming them, where tensors are missing, surplus (and not ignored) or of another shape."""
+    """Raise WeightsError, naming them, where tensors are missing, surplus (and not ignored) or of another shape.
+
+    Raises UnsupportedModelError where a needed one is of an element type that cannot be read.
+    """
+    for name in sorted(expected.keys() & checkpoint.unreadable.keys()):
+        raise UnsupportedModelError(checkpoint.unreadable[name])
     found = checkpoint.shapes
     wrong = [
         f"{name} is {list(found[name])}, not {list(shape)}"

@@ -28,6 +28,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "the file]",
     )
     parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="take the tokenizer of this Hugging Face folder: for a GGUF file whose own Octavo does not know",
+    )
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="take PyTorch's pytorch_model.bin where a folder has no safetensors file: its tensors alone are loaded, "
+        "no code in it is run",
+    )
+    parser.add_argument(
         "--if-needed",
         action="store_true",
         help="fetch and prepare only what never was: a model that is whole is left as it is, and no network is asked",
@@ -41,12 +53,15 @@ def run(args: argparse.Namespace) -> int:
         from octavo.models.ensure import ensure_prepared
         from octavo.terminal.errors import CommandError
 
-        if args.output is not None:
-            raise CommandError("--if-needed looks in the usual place only", "leave out --output")
+        if args.output is not None or args.tokenizer is not None or args.allow_pickle:
+            raise CommandError(
+                "--if-needed prepares in the usual way and place only",
+                "leave out --output, --tokenizer and --allow-pickle",
+            )
         model = ensure_prepared(args.model)
         print(f"{model.name} is prepared in {model.path}, revision {model.revision[:12]}")
         return 0
     from octavo.models.prepare import prepare
 
-    prepare(args.model, args.output)
+    prepare(args.model, args.output, tokenizer=args.tokenizer, allow_pickle=args.allow_pickle)
     return 0

@@ -8,25 +8,24 @@ from typing import Any
 
 from octavo.models.errors import ModelError
 from octavo.models.source import ModelSource
+from octavo.models.weight_files import find_weight_files
 
 CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
 _GENERATION_NAME = "generation_config.json"
 
 
-def read_folder(folder: Path) -> ModelSource:
+def read_folder(folder: Path, *, allow_pickle: bool = False) -> ModelSource:
     """Return what a folder with config.json, safetensors and a tokenizer says.
 
-    Raises ModelError where one is missing or cannot be read.
+    `allow_pickle`: take PyTorch's files where there is no safetensors file. Raises ModelError where one is missing or
+    cannot be read.
     """
     if not (folder / CONFIG_NAME).is_file():
         raise ModelError(f"{folder} holds no {CONFIG_NAME}: give a Hugging Face model folder or a .gguf file")
     config = _read_json(folder / CONFIG_NAME)
-    for key in ("vocab_size", "max_position_embeddings"):
-        if not isinstance(config.get(key), int):
-            raise ModelError(f"{folder / CONFIG_NAME} lacks {key}: this is no language model that Octavo knows")
-    files = (folder / CONFIG_NAME, *_weight_files(folder))
-    tokenizer = _load_tokenizer(folder)
+    sizes = {name: _size(folder, config, name) for name in ("vocab_size", "max_position_embeddings")}
+    files = (folder / CONFIG_NAME, *find_weight_files(folder, allow_pickle=allow_pickle).paths)
+    tokenizer = load_tokenizer(folder)
     has_defaults = (folder / _GENERATION_NAME).is_file()
     defaults = _read_json(folder / _GENERATION_NAME) if has_defaults else {}
     eos = _as_list(defaults.get("eos_token_id", config.get("eos_token_id")))
@@ -34,36 +33,38 @@ def read_folder(folder: Path) -> ModelSource:
     template = tokenizer.chat_template
     return ModelSource(
         files=files,
-        tokenizer=_serialized(tokenizer),
+        tokenizer=serialized(tokenizer),
         # A model may name several templates; "default" is the one for plain conversations.
         chat_template=template.get("default") if isinstance(template, dict) else template,
         defaults=defaults,
         eos_token_ids=(*eos, tokenizer.eos_token_id),
         bos_token_id=bos if bos is not None else next(iter(_as_list(config.get("bos_token_id"))), None),
-        vocab_size=config["vocab_size"],
-        max_position_embeddings=config["max_position_embeddings"],
+        **sizes,
     )
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files: those that the index names, else all."""
-    index = folder / INDEX_NAME
-    if not index.is_file():
-        found = sorted(folder.glob("*.safetensors"))
-        if not found:
-            raise ModelError(f"{folder} holds no .safetensors file: Octavo reads safetensors and GGUF weights")
-        return found
-    weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} is damaged (no weight_map): fetch the model again")
-    files = [folder / name for name in sorted(set(weight_map.values()))]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ModelError(f"{folder} lacks {', '.join(missing)}, which {INDEX_NAME} names: fetch the model again")
-    return files
+def _size(folder: Path, config: dict[str, Any], name: str) -> int:
+    """Return a size of the model. What the file calls otherwise, has inside another object or leaves out is asked of
+    transformers, which knows the names and defaults of every model it has.
+    """
+    size = config.get(name)
+    if size is None:
+        from transformers import AutoConfig
+
+        try:
+            described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(
+                f"{folder / CONFIG_NAME} lacks {name}, and transformers does not know it: {error}"
+            ) from None
+        size = getattr(described.get_text_config(), name, None)
+    if not isinstance(size, int):
+        raise ModelError(f"{folder / CONFIG_NAME} lacks {name}: this is no language model that Octavo knows")
+    return size
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """Return transformers' tokenizer of a folder. Raises ModelError."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -77,7 +78,8 @@ def _load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
 
 
-def _serialized(tokenizer: Any) -> str:
+def serialized(tokenizer: Any) -> str:
+    """Return tokenizer.json. Raises ModelError where the tokenizer cannot be written so."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"{type(tokenizer).__name__} cannot be written as tokenizer.json: the model is not supported")

@@ -22,6 +22,8 @@ _LENGTH = struct.Struct("<Q")
 _SKIPPED = object()
 _STRING = 8
 _ARRAY = 9
+_MOST_DIMENSIONS = 4
+_DEEPEST_ARRAY = 4
 
 
 _T = TypeVar("_T")
@@ -93,11 +95,16 @@ class _Reader:
             raise _FormatError(f"GGUF version {version} (or big-endian) is not supported, only {_VERSIONS}")
         self._num_tensors, count = self._unpack("QQ")
         self._with_strings = with_strings
-        metadata = {self._string(): self._value(self._unpack("I")[0]) for _ in range(count)}
+        metadata: dict[str, Any] = {}
+        for _ in range(count):
+            key = self._string()
+            if key in metadata:
+                raise _FormatError(f"the metadata has {key!r} twice: the file is damaged")
+            metadata[key] = self._value(self._unpack("I")[0])
         metadata = {key: value for key, value in metadata.items() if value is not _SKIPPED}
         self._alignment = metadata.get("general.alignment", self._alignment)
-        if not isinstance(self._alignment, int) or self._alignment < 1:
-            raise _FormatError(f"general.alignment is {self._alignment!r}")
+        if not isinstance(self._alignment, int) or self._alignment < 8 or self._alignment % 8:
+            raise _FormatError(f"general.alignment is {self._alignment!r}, no multiple of 8")
         return metadata
 
     def tensors(self) -> tuple[TensorEntry, ...]:
@@ -106,13 +113,20 @@ class _Reader:
         for _ in range(self._num_tensors):
             name = self._string()
             (num_dimensions,) = self._unpack("I")
+            if num_dimensions > _MOST_DIMENSIONS:
+                raise _FormatError(f"tensor {name} has {num_dimensions} dimensions: the file is damaged")
             shape = self._unpack(f"{num_dimensions}Q")[::-1]
-            entries.append((name, shape, *self._unpack("IQ")))
+            kind, offset = self._unpack("IQ")
+            if offset % self._alignment:
+                raise _FormatError(f"tensor {name} lies at byte {offset}, off the alignment of {self._alignment}")
+            entries.append((name, shape, kind, offset))
         # Offsets count from the first aligned byte after the entries.
         data_start = -(-self._at // self._alignment) * self._alignment
         return tuple(TensorEntry(name, shape, kind, data_start + offset) for name, shape, kind, offset in entries)
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if depth > _DEEPEST_ARRAY:
+            raise _FormatError("lists within lists within lists: the file is damaged")
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
@@ -121,7 +135,7 @@ class _Reader:
         if element == _STRING:
             return [self._string() for _ in range(count)] if self._with_strings else self._skip_strings(count)
         if element == _ARRAY:
-            return [self._value(_ARRAY) for _ in range(count)]
+            return [self._value(_ARRAY, depth + 1) for _ in range(count)]
         # Checked first: a damaged count must not ask for memory that the file cannot fill.
         code = self._format(element)
         if count * struct.calcsize(code) > len(self._data) - self._at:

@@ -7,12 +7,23 @@ from typing import Any
 
 from octavo.models.errors import ModelError
 from octavo.models.gguf_file import read_metadata
-from octavo.models.gguf_tokenizer import special_token_id, tokenizer_json
+from octavo.models.gguf_tokenizer import check_vocabulary, special_token_id, tokenizer_json
 from octavo.models.source import ModelSource
 
-_CONTROL = 3
+_CONTROL, _USER_DEFINED = 3, 4
 # Tokens that end a turn in the chat formats in use. Files made before `eot_token_id` existed do not name theirs.
-_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
+_TURN_ENDS = frozenset(
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|end_of_text|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+    }
+)
 _SAMPLING_KEYS = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
@@ -22,31 +33,36 @@ _SAMPLING_KEYS = {
 }
 
 
-def read_gguf(path: Path) -> ModelSource:
-    """Return what the metadata of a GGUF file says. Raises ModelError where it lacks what serving needs."""
+def read_gguf(path: Path, *, tokenizer: str | None = None) -> ModelSource:
+    """Return what the metadata of a GGUF file says. Raises ModelError where it lacks what serving needs.
+
+    `tokenizer`: a tokenizer.json to take instead of the one that the file describes.
+    """
     metadata = read_metadata(path)
     try:
-        return _source(path, metadata)
+        return _source(path, metadata, tokenizer)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
 
 
-def _source(path: Path, metadata: dict[str, Any]) -> ModelSource:
-    if metadata.get("split.count", 1) > 1:
+def _source(path: Path, metadata: dict[str, Any], tokenizer: str | None) -> ModelSource:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise ModelError("one of several parts; join them first with `llama-gguf-split --merge`")
     context_key = f"{metadata.get('general.architecture')}.context_length"
-    if context_key not in metadata:
+    context = metadata.get(context_key)
+    if type(context) is not int or context < 1:
         raise ModelError(f"the metadata lacks {context_key}: this is no language model, or the file is damaged")
-    tokenizer = tokenizer_json(metadata)
+    check_vocabulary(metadata)
+    template = metadata.get("tokenizer.chat_template")
     return ModelSource(
         files=(path,),
-        tokenizer=tokenizer,
-        chat_template=metadata.get("tokenizer.chat_template"),
+        tokenizer=tokenizer_json(metadata) if tokenizer is None else tokenizer,
+        chat_template=template if isinstance(template, str) else None,
         defaults={name: metadata[key] for name, key in _SAMPLING_KEYS.items() if key in metadata},
         eos_token_ids=_eos_token_ids(metadata),
         bos_token_id=special_token_id(metadata, "bos"),
         vocab_size=len(metadata["tokenizer.ggml.tokens"]),
-        max_position_embeddings=int(metadata[context_key]),
+        max_position_embeddings=context,
     )
 
 
@@ -55,5 +71,7 @@ def _eos_token_ids(metadata: dict[str, Any]) -> tuple[int | None, ...]:
     named = (special_token_id(metadata, name) for name in ("eos", "eot", "eom"))
     tokens = metadata["tokenizer.ggml.tokens"]
     kinds = metadata.get("tokenizer.ggml.token_type") or []
-    known = (index for index, kind in enumerate(kinds) if kind == _CONTROL and tokens[index] in _TURN_ENDS)
+    known = (
+        index for index, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED) and tokens[index] in _TURN_ENDS
+    )
     return (*named, *known)

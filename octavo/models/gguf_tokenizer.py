@@ -15,20 +15,48 @@ from octavo.models.pre_tokenizers import PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
+_PHI3_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+_OTHER_TOKENIZER = (
+    "take the tokenizer of the model's Hugging Face folder, by `octavo prepare --tokenizer FOLDER`, or that folder"
+)
 
 
 def tokenizer_json(metadata: dict[str, Any]) -> str:
     """Return tokenizer.json for the vocabulary in `metadata`. Raises ModelError where Octavo does not know its kind."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in _BUILDERS or "tokenizer.ggml.tokens" not in metadata:
+    check_vocabulary(metadata)
+    if not isinstance(kind, str) or kind not in _BUILDERS:
         raise ModelError(
             f"the file's tokenizer {kind!r} is of a kind that Octavo does not know ({', '.join(_BUILDERS)}): "
-            "use the model's Hugging Face folder, which carries tokenizer.json"
+            f"{_OTHER_TOKENIZER}"
         )
     document = {"version": "1.0", "truncation": None, "padding": None} | _BUILDERS[kind](metadata)
     document["added_tokens"] = _added_tokens(metadata)
     document["post_processor"] = _post_processor(metadata)
     return json.dumps(document, ensure_ascii=False)
+
+
+def check_vocabulary(metadata: dict[str, Any]) -> None:
+    """Raise ModelError where the vocabulary is missing, or its lists are not as long as one another or of other kinds
+    than they should be, or a special token's id is none of it.
+    """
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+        raise ModelError("the metadata lacks tokenizer.ggml.tokens: the file carries no vocabulary, or is damaged")
+    for key, kinds in (("token_type", (int,)), ("scores", (int, float))):
+        values = metadata.get(f"tokenizer.ggml.{key}")
+        is_list = isinstance(values, list) and all(isinstance(value, kinds) for value in values)
+        if values and (not is_list or len(values) != len(tokens)):
+            raise ModelError(f"tokenizer.ggml.{key} is no list of {len(tokens)} numbers: the file is damaged")
+    merges = metadata.get("tokenizer.ggml.merges", [])
+    if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
+        raise ModelError("tokenizer.ggml.merges is no list of pairs: the file is damaged")
+    for name in ("bos", "eos", "eot", "eom"):
+        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if value is not None and not (type(value) is int and 0 <= value < len(tokens)):
+            raise ModelError(
+                f"tokenizer.ggml.{name}_token_id is {value!r}, which is no token of the vocabulary of {len(tokens)}"
+            )
 
 
 def special_token_id(metadata: dict[str, Any], name: str) -> int | None:
@@ -38,7 +66,7 @@ def special_token_id(metadata: dict[str, Any], name: str) -> int | None:
     """
     fixed = {"unknown": 0, "bos": 1, "eos": 2} if metadata.get("tokenizer.ggml.model") == "llama" else {}
     token_id: int | None = metadata.get(f"tokenizer.ggml.{name}_token_id", fixed.get(name))
-    if token_id is None or not 0 <= token_id < len(metadata["tokenizer.ggml.tokens"]):
+    if type(token_id) is not int or not 0 <= token_id < len(metadata["tokenizer.ggml.tokens"]):
         return None
     return token_id
 
@@ -126,13 +154,15 @@ def _merges_by_score(metadata: dict[str, Any]) -> list[list[str]]:
 def _added_tokens(metadata: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the tokens that are found in the text before anything is cut; all but user-defined ones are special."""
     kinds = _token_types(metadata)
+    # Phi-3 was trained without the line ends that its template has behind the marks of turns.
+    strips = metadata.get("general.architecture") == "phi3" and metadata.get("tokenizer.ggml.model") == "llama"
     return [
         {
             "id": index,
             "content": token,
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": strips and token not in _PHI3_KEEPS_SPACE,
             "normalized": False,
             "special": kinds[index] != _USER_DEFINED,
         }
@@ -168,10 +198,10 @@ def _post_processor(metadata: dict[str, Any]) -> dict[str, Any] | None:
 
 def _pre_tokenizer(metadata: dict[str, Any]) -> Any:
     name = metadata.get("tokenizer.ggml.pre")
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise ModelError(
             f"the file cuts text by rules named {name!r} (tokenizer.ggml.pre), which Octavo does not know "
-            f"({', '.join(PRE_TOKENIZERS)}): use the model's Hugging Face folder, which carries tokenizer.json"
+            f"({', '.join(PRE_TOKENIZERS)}): {_OTHER_TOKENIZER}"
         )
     return PRE_TOKENIZERS[name]
 

@@ -11,8 +11,10 @@ CONNECT_TIMEOUT = 10.0
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt", "LICENSE*"]
 
 
-def fetch_snapshot(hub_id: str, folder: Path) -> None:
+def fetch_snapshot(hub_id: str, folder: Path, *, allow_pickle: bool = False) -> None:
     """Bring the files of `hub_id` (owner/name) that serving needs into `folder`. A repeat fetches what is missing.
+
+    `allow_pickle`: PyTorch's files of weights too, where there are no others.
 
     Raises ModelError where the hub cannot be reached, does not know the model, or wants a token for it.
     """
@@ -24,9 +26,11 @@ def fetch_snapshot(hub_id: str, folder: Path) -> None:
         ) from None
     try:
         # Asked first: with files of an earlier try in the folder, the download alone would hide that the hub is away.
-        commit = HfApi().model_info(hub_id, timeout=CONNECT_TIMEOUT).sha
+        info = HfApi().model_info(hub_id, timeout=CONNECT_TIMEOUT)
+        has_safetensors = any(each.rfilename.endswith(".safetensors") for each in info.siblings or ())
+        patterns = [*_PATTERNS, *(["pytorch_model*.bin"] if allow_pickle and not has_safetensors else [])]
         snapshot_download(
-            hub_id, revision=commit, local_dir=folder, allow_patterns=_PATTERNS, etag_timeout=CONNECT_TIMEOUT
+            hub_id, revision=info.sha, local_dir=folder, allow_patterns=patterns, etag_timeout=CONNECT_TIMEOUT
         )
     except errors.GatedRepoError:
         raise ModelError(

@@ -6,13 +6,14 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from octavo.models.catalog import recommended_for
 from octavo.models.errors import ModelError
-from octavo.models.folder_source import read_folder
+from octavo.models.folder_source import load_tokenizer, read_folder, serialized
 from octavo.models.gguf_source import read_gguf
 from octavo.models.hub import fetch_snapshot
 from octavo.models.location import ModelKind, ModelLocation, locate
@@ -26,6 +27,7 @@ from octavo.models.manifest import (
     write_files,
 )
 from octavo.models.source import ModelSource
+from octavo.models.tokenizer_fit import fit_tokenizer
 
 _CHUNK = 4 << 20
 
@@ -33,32 +35,40 @@ Reporter = Callable[[str], None]
 """Takes one line for the person who waits."""
 
 
-def prepare(model: str, output: Path | None = None, *, models: Path | None = None, report: Reporter = print) -> Path:
+def prepare(
+    model: str,
+    output: Path | None = None,
+    *,
+    models: Path | None = None,
+    report: Reporter = print,
+    tokenizer: Path | None = None,
+    allow_pickle: bool = False,
+) -> Path:
     """Write the prepared folder of `model` and return it.
 
     `model` is what `octavo.models.location.locate` takes; a hub id is fetched first. `output` replaces the usual place,
     beside the weights; `models` the folder of fetched models. The folder appears whole or not at all, and replaces an
-    older one. Raises ModelError.
+    older one. `tokenizer`: a Hugging Face folder whose tokenizer is taken instead of the model's own. `allow_pickle`:
+    take PyTorch's files of a folder that has no safetensors file. Raises ModelError.
     """
     location = locate(model, models)
     if location.kind is ModelKind.HUB:
         assert location.weights is not None  # locate: only a prepared folder has none
         report(f"fetching {location.name} from the Hugging Face hub")
-        fetch_snapshot(location.name, location.weights)
+        fetch_snapshot(location.name, location.weights, allow_pickle=allow_pickle)
     weights, name = _weights_and_name(location)
     target = location.prepared if output is None else output.expanduser().absolute()
     _check_target(target)
     report(f"reading {weights}")
-    source = read_gguf(weights) if weights.is_file() else read_folder(weights)
-    _check_tokenizer(source)
+    source = fit_tokenizer(read_source(weights, tokenizer, allow_pickle=allow_pickle), report)
     files = _hash_files(source)
     recommended = recommended_for(file.sha256 for file in files)
     generation = source.generation(recommended)
-    tokenizer = source.tokenizer.encode()
+    written = source.tokenizer.encode()
     manifest = Manifest(
         name=name,
-        revision=revision_of(files, tokenizer, source.chat_template, generation),
-        tokenizer_hash=hashlib.sha256(tokenizer).hexdigest(),
+        revision=revision_of(files, written, source.chat_template, generation),
+        tokenizer_hash=hashlib.sha256(written).hexdigest(),
         weights=os.path.relpath(weights, target),
         weight_files=files,
         recommended=recommended,
@@ -90,13 +100,17 @@ def _check_target(target: Path) -> None:
         raise ModelError(f"{target} exists and is no prepared folder: give another --output")
 
 
-def _check_tokenizer(source: ModelSource) -> None:
-    from tokenizers import Tokenizer
+def read_source(weights: Path, tokenizer: Path | None = None, *, allow_pickle: bool = False) -> ModelSource:
+    """Return what a GGUF file or a Hugging Face folder says, with the tokenizer of another folder where one is given.
 
-    try:
-        Tokenizer.from_str(source.tokenizer)
-    except Exception as error:  # the library raises plain Exception
-        raise ModelError(f"{source.files[0]}: its tokenizer does not load ({error}): the file is damaged") from None
+    Raises ModelError.
+    """
+    if tokenizer is None:
+        return read_gguf(weights) if weights.is_file() else read_folder(weights, allow_pickle=allow_pickle)
+    other = load_tokenizer(tokenizer)
+    if weights.is_dir():
+        return replace(read_folder(weights, allow_pickle=allow_pickle), tokenizer=serialized(other))
+    return read_gguf(weights, tokenizer=serialized(other))
 
 
 def _hash_files(source: ModelSource) -> tuple[WeightFile, ...]:

@@ -25,7 +25,8 @@ class PreparedModel:
     `revision` is the content hash of weights, tokenizer, template and defaults, `tokenizer_hash` that of
     tokenizer.json; both sha256 as lower-case hex. `path` is the prepared folder. `weights` is the GGUF file or the
     Hugging Face folder; it may be missing where only a gateway runs (see `check_weights`). Valid token ids are below
-    `vocab_size`. Sampling defaults are resolved, in the ranges of octavo.v1.SamplingConfig.
+    `vocab_size`. Sampling defaults are resolved, in the ranges of octavo.v1.SamplingConfig. `is_pickled`: the weights
+    are PyTorch's files, which whoever prepared the model asked for.
     """
 
     name: str
@@ -44,6 +45,7 @@ class PreparedModel:
     repetition_penalty: float
     tokenizer_file: Path
     chat_template: str | None
+    is_pickled: bool = False
 
     def check_weights(self) -> None:
         """Raise ModelError where a weight file is missing or is not the one that was prepared (by size)."""
@@ -90,6 +92,7 @@ def open_prepared(model: str) -> PreparedModel:
         repetition_penalty=generation.repetition_penalty,
         tokenizer_file=tokenizer_file,
         chat_template=read_chat_template(folder),
+        is_pickled=any(file.name.endswith(".bin") for file in manifest.weight_files),
     )
 
 

@@ -13,11 +13,14 @@ from scheduler_svc.sequence import LiveRequest, Sequence
 
 
 class KVCacheManagerMachine(RuleBasedStateMachine):
-    """can_fit is the truth about allocate and append, and a refusal changes nothing."""
+    """can_fit is the truth about allocate and append, and a refusal changes nothing. Blocks that the window has passed
+    are given back as soon as one more block is computed, and no other.
+    """
 
-    @initialize(num_blocks=st.integers(2, 10), block_size=st.integers(1, 5))
-    def make(self, num_blocks: int, block_size: int) -> None:
-        self.kv = KVCacheManager(num_blocks, block_size)
+    @initialize(num_blocks=st.integers(2, 10), block_size=st.integers(1, 5), window=st.just(0) | st.integers(1, 9))
+    def make(self, num_blocks: int, block_size: int, window: int) -> None:
+        self.kv = KVCacheManager(num_blocks, block_size, window=window)
+        self.window = window
         self.block_size = block_size
         self.covered: dict[Sequence, int] = {}
         self.next_counter = 1
@@ -55,6 +58,23 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         self.covered[sequence] = num_tokens
 
     @precondition(lambda self: self.covered)
+    @rule(data=st.data(), more=st.integers(1, 12))
+    def compute(self, data: st.DataObject, more: int) -> None:
+        sequence = data.draw(st.sampled_from(list(self.covered)))
+        computed = min(sequence.num_computed_tokens + more, self.covered[sequence])
+        sequence.num_computed_tokens = computed
+        while sequence.num_tokens < computed:
+            sequence.commit(1)
+        before = list(sequence.block_table)
+        if computed < sequence.publish_at:
+            return
+        self.kv.publish(sequence, computed)
+        assert sequence.publish_at > computed
+        read = range(max(0, computed + 1 - self.window) if self.window else 0, len(before) * self.block_size)
+        kept = {position // self.block_size for position in read}
+        assert sequence.block_table == [block if index in kept else 0 for index, block in enumerate(before)]
+
+    @precondition(lambda self: self.covered)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(list(self.covered)))
@@ -74,7 +94,7 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         self.kv.check_invariants()
         for sequence, num_tokens in self.covered.items():
             assert len(sequence.block_table) == -(-num_tokens // self.block_size)
-        owned = sum(len(sequence.block_table) for sequence in self.covered)
+        owned = sum(sequence.num_held_blocks for sequence in self.covered)
         assert self.kv.num_available_blocks == self.kv.num_total_blocks - owned
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from transformers import AutoConfig
 
-from executor_svc.layers.rotary import LinearScaling, Llama3Scaling, YarnScaling
+from executor_svc.layers.rotary import LinearScaling, Llama3Scaling, LongRopeScaling, RotaryConfig, YarnScaling
 from executor_svc.models import ModelConfig, ModelLoadError, UnsupportedModelError
 from executor_svc.models.config_fields import ConfigFields
 from executor_svc.models.registry import FAMILIES, find_family
@@ -22,8 +23,17 @@ BASE: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 2048,
 }
-MISTRAL = {"architectures": ["MistralForCausalLM"]}
-QWEN2 = {"architectures": ["Qwen2ForCausalLM"]}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 4}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 4}
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 48,
+    "n_head": 4,
+    "n_layer": 2,
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"), "absent"),
+}
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"]}
 
 
 def _read(**changes: Any) -> ModelConfig:
@@ -33,7 +43,12 @@ def _read(**changes: Any) -> ModelConfig:
 
 
 def _rope(**parameters: Any) -> Any:
-    return _read(rope_scaling=parameters).rotary.scaling
+    return _rotary(_read(rope_scaling=parameters)).scaling
+
+
+def _rotary(config: ModelConfig) -> RotaryConfig:
+    (rotary,) = config.rotaries
+    return rotary
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -42,9 +57,9 @@ def test_defaults_are_those_of_transformers() -> None:
     theirs = AutoConfig.for_model("llama", **{k: v for k, v in BASE.items() if k != "architectures"})
     assert config.num_kv_heads == theirs.num_key_value_heads == 4
     assert config.head_dim == theirs.head_dim == 16
-    assert config.rms_norm_eps == theirs.rms_norm_eps
-    assert config.rotary.theta == theirs.rope_parameters["rope_theta"]
-    assert config.rotary.scaling is None
+    assert config.norm_eps == theirs.rms_norm_eps
+    assert _rotary(config).theta == theirs.rope_parameters["rope_theta"]
+    assert _rotary(config).scaling is None
     assert config.tie_word_embeddings is theirs.tie_word_embeddings is False
     assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (False, False, False)
 
@@ -67,11 +82,11 @@ def test_rotary_spellings() -> None:
         {"rope_scaling": {"rope_type": "linear", **linear}},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, **linear}},
     ):
-        assert _read(**fields).rotary.scaling == LinearScaling(4.0)
-    assert _read(rope_theta=5e5).rotary.theta == 5e5
-    assert _read(rope_parameters={"rope_type": "default", "rope_theta": 5e5}).rotary.theta == 5e5
-    assert _read(rope_scaling=None).rotary.scaling is None
-    assert _read(rope_scaling={"type": "default"}).rotary.scaling is None
+        assert _rotary(_read(**fields)).scaling == LinearScaling(4.0)
+    assert _rotary(_read(rope_theta=5e5)).theta == 5e5
+    assert _rotary(_read(rope_parameters={"rope_type": "default", "rope_theta": 5e5})).theta == 5e5
+    assert _rotary(_read(rope_scaling=None)).scaling is None
+    assert _rotary(_read(rope_scaling={"type": "default"})).scaling is None
 
 
 def test_rotary_scalings() -> None:
@@ -106,29 +121,63 @@ def test_a_window_that_never_bites_is_accepted(fields: dict[str, Any]) -> None:
     assert _read(**fields).max_position_embeddings == 2048
 
 
+def test_windows_by_layer() -> None:
+    """One window for all of Mistral's layers, one for those of Qwen's that come late or are named."""
+    assert [layer.window for layer in _read(**MISTRAL, sliding_window=1024).layers] == [1024, 1024]
+    assert [layer.window for layer in _read(**MISTRAL | {"max_position_embeddings": 8192}).layers] == [4096, 4096]
+    on = QWEN2 | {"use_sliding_window": True, "sliding_window": 64}
+    assert [layer.window for layer in _read(**on, max_window_layers=1).layers] == [0, 64]
+    named = _read(**on, layer_types=["sliding_attention", "full_attention"])
+    assert [layer.window for layer in named.layers] == [64, 0]
+    assert (named.window, _read(**on, max_window_layers=0).window) == (0, 64)
+
+
+def test_longrope() -> None:
+    """Both sets of factors arrive; the scale follows from how far the context is stretched."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    for name in ("longrope", "su", "yarn"):
+        read = _rope(type=name, **factors, original_max_position_embeddings=512)
+        assert read == LongRopeScaling((1.0,) * 8, (2.0,) * 8, 512, pytest.approx(1.1055415967851334))
+    assert _rope(type="longrope", **factors, factor=1.0).attention_factor == 1.0
+    config = _read(rope_scaling={"type": "longrope", **factors, "original_max_position_embeddings": 512})
+    assert (config.unstretched_length, config.max_position_embeddings) == (512, 2048)
+    assert _read().unstretched_length == 2048
+    with pytest.raises(ModelLoadError, match="long_factor has 7 entries, not 8"):
+        _rope(type="longrope", short_factor=[1.0] * 8, long_factor=[1.0] * 7)
+
+
+def test_heads_that_turn_in_part() -> None:
+    """The factor is found inside and outside of the rotary settings, and under GPT-NeoX's name."""
+    assert _rotary(_read(partial_rotary_factor=0.5)).rotary_dim == 8
+    assert _rotary(_read(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.25})).rotary_dim == 4
+    neox = {"architectures": ["GPTNeoXForCausalLM"]}
+    assert _rotary(_read(**neox)).rotary_dim == 4
+    assert _rotary(_read(**neox, rotary_pct=1.0, rotary_emb_base=50)) == RotaryConfig(16, 50.0)
+
+
+def test_dynamic_scaling_begins_where_no_sequence_gets() -> None:
+    """Within max_position_embeddings it scales nothing."""
+    assert _rope(rope_type="dynamic", factor=2.0) is None
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, r"architectures \['GemmaForCausalLM'\].*supported: Llama"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"architectures": ["BloomForCausalLM"]}, r"architectures \['BloomForCausalLM'\].*supported: Llama"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported: silu"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported: silu"),
+        (GPT2 | {"activation_function": "silu"}, "activation_function 'silu' is not supported; supported: gelu"),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention True"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config .*gptq"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, r"rope_scaling\.rope_type 'mrope'.*default, linear"),
+        ({"rope_parameters": {"full_attention": {}}}, r"rope_parameters\.full_attention .*one set"),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window 0 is not supported; supported: null"),
         (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            r"rope_type 'dynamic'.*default, linear",
+            QWEN2 | {"use_sliding_window": True, "layer_types": ["chunked_attention", "full_attention"]},
+            "layer_types .*chunked_attention.*supported: full_attention, sliding_attention",
         ),
-        ({"rope_scaling": {"type": "longrope"}}, r"rope_scaling\.type 'longrope'"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
-        (
-            MISTRAL | {"sliding_window": 1024},
-            "sliding_window 1024 is not supported; supported: none, or",
-        ),
-        (MISTRAL | {"max_position_embeddings": 8192}, "sliding_window None|sliding_window"),
-        (QWEN2 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "use_sliding_window True"),
-        (
-            QWEN2 | {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["sliding_attention"]},
-            "use_sliding_window True",
-        ),
+        (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        (GEMMA3 | {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0"),
     ],
 )
 def test_what_is_not_supported_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -149,7 +198,13 @@ def test_what_is_not_supported_is_refused(fields: dict[str, Any], message: str) 
         ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is missing"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"num_attention_heads": 0}, "num_heads is 0"),
-        ({"head_dim": 15}, "head_dim is 15: rotary positions need an even one"),
+        ({"head_dim": 15}, "head_dim is 15 and 15 of it turn with the position: that must be even"),
+        ({"partial_rotary_factor": 0.1}, "head_dim is 16 and 1 of it turn"),
+        (
+            QWEN2 | {"use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types is .* at least 2 entries",
+        ),
+        (GPT2 | {"n_head": "absent"}, "n_head is missing"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_an_error(fields: dict[str, Any], message: str) -> None:
@@ -161,4 +216,13 @@ def test_a_config_that_makes_no_sense_is_an_error(fields: dict[str, Any], messag
 def test_every_family_goes_by_its_architecture() -> None:
     """The registry finds each family under the name that it gives itself."""
     assert {name: family.architecture for name, family in FAMILIES.items()} == {name: name for name in FAMILIES}
-    assert set(FAMILIES) == {"LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM"}
+    assert len(FAMILIES) == 17
+
+
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name != "Gemma3ForConditionalGeneration"])
+def test_defaults_are_those_of_the_class(architecture: str) -> None:
+    """Every default that a family names is that of transformers' config class."""
+    theirs = getattr(transformers, architecture).config_class
+    for name, value in FAMILIES[architecture].defaults.items():
+        # transformers has one expert count under two names.
+        assert getattr(theirs, name if hasattr(theirs, name) else name.replace("local_", "")) == value, name

@@ -129,7 +129,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     """A shard that the index names, a folder without weights, and one without config.json are errors with the path."""
     folder = make_llama(tmp_path / "shards", num_shards=2)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(WeightsError, match=r"model-00002-of-00002\.safetensors is missing"):
+    with pytest.raises(WeightsError, match=r"lacks model-00002-of-00002\.safetensors, which"):
         _load(folder)
     (folder / "model.safetensors.index.json").unlink()
     (folder / "model-00001-of-00002.safetensors").unlink()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from factories import make_llama
 from gguf.quants import dequantize, quantize
-from gguf_models import make_gguf
+from gguf_models import make_gguf, random_superblocks
 from paged import PagedLoop, PagedSequence
 from safetensors.torch import load_file
 from torch import Tensor
@@ -34,8 +34,8 @@ def _logits(path: Path) -> Tensor:
     return PagedLoop(model).step([(PagedSequence(PROMPT), len(PROMPT))])
 
 
-def _rotary(path: Path) -> RotaryConfig:
-    return describe(open_checkpoint(path))[0].rotary
+def _rotary(path: Path) -> RotaryConfig | None:
+    return describe(open_checkpoint(path))[0].layers[0].rotary
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,26 @@ def test_element_types(tmp_path: Path, kind: str) -> None:
         out = torch.empty(tensor.shape)
         checkpoint.copy_to(name, out)
         assert np.array_equal(out.numpy(), expected), name
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_in_a_file(tmp_path: Path, kind: str) -> None:
+    """Matrices of random superblocks come out as gguf's own dequantize has them, Q and K in the checkpoint's order."""
+    number = gguf.GGMLQuantizationType[kind]
+    folder = make_llama(tmp_path / "folder", hidden_size=256, intermediate_size=256, num_heads=4, num_kv_heads=2)
+    packed = {
+        name: random_superblocks(number, tensor.shape, seed)
+        for seed, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items())
+        if tensor.dim() == 2
+    }
+    checkpoint = open_checkpoint(make_gguf(folder, tmp_path / "model.gguf", packed=(packed, number)))
+    for name, rows in packed.items():
+        expected = torch.from_numpy(dequantize(rows, number))
+        if "q_proj" in name or "k_proj" in name:
+            expected = expected.unflatten(0, (-1, 32, 2)).transpose(1, 2).flatten(0, 2)
+        out = torch.empty(expected.shape, dtype=torch.bfloat16)
+        checkpoint.copy_to(name, out)
+        assert torch.equal(out, expected.bfloat16()), name
 
 
 def test_large_tensors_are_copied_in_parts(tmp_path: Path) -> None:
@@ -137,13 +157,15 @@ def test_rotary_metadata(tmp_path: Path) -> None:
 
     def scaling(**metadata: Any) -> Any:
         keys = {f"rope.scaling.{key}": value for key, value in metadata.items()}
-        return _rotary(make_gguf(folder, tmp_path / "model.gguf", metadata=keys)).scaling
+        rotary = _rotary(make_gguf(folder, tmp_path / "model.gguf", metadata=keys))
+        assert rotary is not None
+        return rotary.scaling
 
     assert scaling() is None
     assert scaling(type="none") is None
     assert scaling(type="linear", factor=4.0) == LinearScaling(4.0)
     legacy = make_gguf(folder, tmp_path / "legacy.gguf", metadata={"rope.scale_linear": 2.0})
-    assert _rotary(legacy).scaling == LinearScaling(2.0)
+    assert _rotary(legacy) == RotaryConfig(16, 10000.0, LinearScaling(2.0))
     yarn = scaling(type="yarn", factor=4.0, original_context_length=64)
     assert yarn == YarnScaling(4.0, 64, attention_factor=0.1 * math.log(4.0) + 1.0)
     tuned = scaling(type="yarn", factor=2.0, original_context_length=64, attn_factor=0.5, yarn_beta_fast=16.0)
@@ -153,11 +175,14 @@ def test_rotary_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"rope.scaling.type": "longrope"}, "rotary scaling 'longrope' is not supported; supported: none, linear, y"),
-        ({"expert_count": 8}, "routed experts"),
-        ({"rope.dimension_count": 8}, r"rope\.dimension_count 8 other than the key length 16"),
+        ({"rope.scaling.type": "dynamic"}, "rotary scaling 'dynamic' is not supported; supported: none, linear, yarn"),
+        ({"rope.scaling.type": "longrope"}, r"rotary scaling 'longrope' without rope_factors_long\.weight"),
+        ({"rope.scaling.factor": -2.0}, r"rope\.scaling\.factor -2"),
+        ({"rope.freq_base": 0.0}, r"rope\.freq_base 0"),
+        ({"rope.dimension_count": 18}, r"rope\.dimension_count 18 of a head of 16"),
+        ({"rope.dimension_count": 7}, r"rope\.dimension_count 7 of a head of 16"),
         ({"attention.value_length": 32}, r"attention\.value_length 32 other than the key length 16"),
-        ({"attention.head_count_kv": [2, 4]}, "head counts that differ between layers"),
+        ({"attention.head_count_kv": [2, 4]}, r"attention\.head_count_kv differs between layers"),
     ],
 )
 def test_what_is_not_supported_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
@@ -171,11 +196,11 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, metadata: dict[str, An
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     """The message names the architecture and those that are known."""
     path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "gptneox")
+    writer = gguf.GGUFWriter(path, "bloom")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match="architecture 'gptneox' is not supported; supported: llama, qwen2"):
+    with pytest.raises(UnsupportedModelError, match="architecture 'bloom' is not supported; supported: gemma, gemma2"):
         open_checkpoint(path)
 
 
@@ -197,6 +222,24 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     path = make_gguf(folder, tmp_path / "model.gguf", extra={"blk.0.attn_sinks.weight": torch.zeros(4)})
     with pytest.raises(WeightsError, match=r"1 tensors surplus: blk\.0\.attn_sinks\.weight"):
         _logits(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"embedding_length": "wide"}, r"llama\.embedding_length is 'wide', not a whole number"),
+        ({"attention.head_count": 0}, r"llama\.attention\.head_count is 0, not at least 1"),
+        ({"rope.freq_base": "high"}, r"llama\.rope\.freq_base is 'high', not a number"),
+        ({"attention.layer_norm_rms_epsilon": math.nan}, r"layer_norm_rms_epsilon is nan, not a number"),
+        ({"rope.scaling.type": 3}, r"llama\.rope\.scaling\.type is 3, not a string"),
+    ],
+)
+def test_keys_of_the_wrong_kind_are_named(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    """A key that holds another kind of value than it should is an error with key and value."""
+    folder = make_llama(tmp_path / "folder", **SHAPE)
+    path = make_gguf(folder, tmp_path / "model.gguf", metadata=metadata)
+    with pytest.raises(ModelLoadError, match=message):
+        open_checkpoint(path)
 
 
 def test_missing_keys_are_named(tmp_path: Path) -> None:

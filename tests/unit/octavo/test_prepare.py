@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from factories import CHAT_TEMPLATE, make_llama
+from gguf_models import make_gguf
 from gguf_samples import CONTROL, byte_level_metadata, write_gguf
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -190,11 +191,25 @@ def test_a_folder_that_lacks_a_part_is_refused_by_its_name(tmp_path: Path, remov
 
 
 def test_weights_in_another_format_are_refused(tmp_path: Path) -> None:
-    """A folder with pickled weights alone says which formats Octavo reads."""
+    """A folder with pickled weights alone says how to ask for them, one with none which formats Octavo reads."""
     folder = make_llama(tmp_path / "tiny")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is a pickle.*octavo prepare --allow-pickle"):
+        prepare(str(folder))
+    (folder / "pytorch_model.bin").rename(folder / "model.msgpack")
     with pytest.raises(ModelError, match="reads safetensors and GGUF"):
         prepare(str(folder))
+
+
+def test_the_tokenizer_of_another_folder_may_be_taken(tmp_path: Path) -> None:
+    """A GGUF file whose own rules of cutting are not known is prepared with the tokenizer of the model's folder."""
+    folder = make_llama(tmp_path / "tiny")
+    path = make_gguf(folder, tmp_path / "model.gguf", tokenizer_pre="no-such-rule")
+    with pytest.raises(ModelError, match=r"'no-such-rule'.*octavo prepare --tokenizer FOLDER"):
+        prepare(str(path))
+    prepare(str(path), tokenizer=folder)
+    prepare(str(folder))
+    assert open_prepared(str(path)).tokenizer_hash == open_prepared(str(folder)).tokenizer_hash
 
 
 def test_parts_of_a_split_gguf_file_are_refused(tmp_path: Path) -> None:
@@ -241,7 +256,7 @@ def test_an_unreachable_hub_is_said_in_one_sentence_and_soon(home: Path, monkeyp
 
 def test_a_snapshot_of_the_hub_is_prepared_under_its_id(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetched hub model is found again by the same id, and its name is the id."""
-    monkeypatch.setattr(prepare_module, "fetch_snapshot", lambda hub_id, folder: make_llama(folder))
+    monkeypatch.setattr(prepare_module, "fetch_snapshot", lambda hub_id, folder, *, allow_pickle: make_llama(folder))
     with pytest.raises(ModelError, match="run `octavo prepare some/model`"):
         open_prepared("some/model")
     prepare("some/model")

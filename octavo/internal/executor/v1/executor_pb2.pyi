@@ -56,7 +56,7 @@ class ExecuteResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step_result: _Optional[_Union[StepResult, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "cell", "model_name", "model_revision", "tokenizer_hash", "fingerprint", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size", "highest_term")
+    __slots__ = ("incarnation", "cell", "model_name", "model_revision", "tokenizer_hash", "fingerprint", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size", "highest_term", "window")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CELL_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class Welcome(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_TERM_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     cell: str
     model_name: str
@@ -83,7 +84,8 @@ class Welcome(_message.Message):
     max_model_len: int
     vocab_size: int
     highest_term: int
-    def __init__(self, incarnation: _Optional[str] = ..., cell: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., highest_term: _Optional[int] = ...) -> None: ...
+    window: int
+    def __init__(self, incarnation: _Optional[str] = ..., cell: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., fingerprint: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., highest_term: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("term", "session")

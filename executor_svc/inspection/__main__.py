@@ -1,0 +1,50 @@
+"""Answers a question about models in JSON: python -m executor_svc.inspection families, model MODEL, or export."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from executor_svc.inspection.export import DTYPES, export
+from executor_svc.inspection.families import supported
+from executor_svc.inspection.model_report import Question, report_on
+from executor_svc.weights import ModelLoadError
+from octavo.models.errors import ModelError
+
+
+def main() -> int:
+    """Print the answer to stdout. Returns 0: what is wrong with a model is part of the answer."""
+    parser = argparse.ArgumentParser(prog="executor_svc.inspection")
+    questions = parser.add_subparsers(dest="question", required=True)
+    questions.add_parser("families")
+    model = questions.add_parser("model")
+    model.add_argument("model")
+    model.add_argument("--dtype", default="auto")
+    model.add_argument("--context", type=int)
+    model.add_argument("--batch", type=int)
+    model.add_argument("--kv-memory", type=int)
+    model.add_argument("--allow-pickle", action="store_true")
+    copy = questions.add_parser("export")
+    copy.add_argument("weights", type=Path)
+    copy.add_argument("folder", type=Path)
+    copy.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
+    args = parser.parse_args()
+    if args.question == "families":
+        answer = supported()
+    elif args.question == "export":
+        try:
+            answer = export(args.weights, args.folder, args.dtype)
+        except (ModelError, ModelLoadError) as error:
+            answer = {"problem": str(error)}
+    else:
+        answer = report_on(
+            Question(args.model, args.dtype, args.context, args.batch, args.kv_memory, args.allow_pickle)
+        )
+    json.dump(answer, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

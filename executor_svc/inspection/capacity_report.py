@@ -1,0 +1,50 @@
+"""What fits into this machine's memory: how many sequences at once of which length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from executor_svc.memory import KV_MEMORY_SHARE, available_memory
+
+_CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+def capacity(
+    *,
+    weight_bytes: int,
+    kv_bytes_per_token: int,
+    longest: int,
+    context: int | None,
+    batch: int | None,
+    kv_memory: int | None,
+    available: int | None = None,
+) -> dict[str, Any]:
+    """Return the memory, and how many sequences fit at each of some contexts; with `context` or `batch`, whether
+    that fits.
+
+    KV memory is `kv_memory`, or the share of what is free beside the weights that the executor takes. `available`
+    replaces this machine's.
+    """
+    free = available_memory() if available is None else available
+    beside = max(0, free - weight_bytes)
+    kv = int(beside * KV_MEMORY_SHARE) if kv_memory is None else kv_memory
+    tokens = kv // kv_bytes_per_token
+    contexts = [length for length in _CONTEXTS if length < longest] + [longest]
+    report: dict[str, Any] = {
+        "available_bytes": free,
+        "kv_memory_bytes": kv,
+        "kv_tokens": tokens,
+        "sequences": [{"context": length, "sequences": tokens // length} for length in contexts],
+    }
+    if weight_bytes + (0 if kv_memory is None else kv_memory) > free:
+        report |= {"fits": False, "verdict": "the weights and the KV memory do not fit what is free"}
+    elif context is not None or batch is not None:
+        length, sequences = context or longest, batch or 1
+        needed = length * sequences
+        fits = length <= longest and needed <= tokens
+        report["fits"] = fits
+        if length > longest:
+            report["verdict"] = f"a context of {length} is longer than the model's {longest}"
+        else:
+            report["verdict"] = f"{sequences} x {length} tokens need {needed * kv_bytes_per_token} bytes of KV memory"
+    return report

@@ -1,0 +1,109 @@
+"""Gemma 3, text: QK-norm, and layers with a window that turn by frequencies of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from executor_svc.layers.rotary import RotaryConfig
+from executor_svc.models.config import ModelConfig, NormKind, Placement, QkNorm
+from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.family import Family
+from executor_svc.models.naming import Names, find_prefix
+from executor_svc.models.reading import (
+    FULL,
+    SLIDING,
+    read_activation,
+    read_layer_types,
+    read_llama_like,
+    read_window,
+    with_windows,
+)
+from executor_svc.models.rope_fields import read_layer_rotary, read_rotary
+
+DEFAULTS = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+"""All sizes are here: the files of the larger models name only what differs."""
+_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def read_gemma3(fields: ConfigFields) -> ModelConfig:
+    """Five layers with a window, then one without. Attention's soft cap is refused: the models' own code has none."""
+    fields.refuse_set("use_bidirectional_attention", "attn_logit_softcapping")
+    config = read_llama_like(
+        fields,
+        "Gemma3ForCausalLM",
+        rotary=_read_rotary(fields, FULL),
+        norm=NormKind.RMS_PLUS_ONE,
+        placement=Placement.AROUND,
+        qk_norm=QkNorm.HEAD,
+        activation=read_activation(fields, "hidden_activation"),
+        mlp_bias=False,
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        logit_soft_cap=fields.number("final_logit_softcapping", 0.0),
+    )
+    pattern = fields.integer("sliding_window_pattern", 6)
+    otherwise = [SLIDING if (index + 1) % pattern else FULL for index in range(config.num_layers)]
+    types = read_layer_types(fields, config.num_layers, otherwise)
+    scale, window = fields.number("query_pre_attn_scalar") ** -0.5, read_window(fields)
+    rotaries = {each: _read_rotary(fields, each) for each in (FULL, SLIDING)}
+    layers = [
+        replace(layer, attention_scale=scale, rotary=rotaries[each])
+        for layer, each in zip(config.layers, types, strict=True)
+    ]
+    return with_windows(replace(config, layers=tuple(layers)), [window if each == SLIDING else 0 for each in types])
+
+
+def _read_rotary(fields: ConfigFields, layer_type: str) -> RotaryConfig:
+    """Read an object for each type of layer, or the older two bases and a scaling of the layers without a window."""
+    head_dim, is_full = fields.integer("head_dim"), layer_type == FULL
+    theta = (
+        fields.number("rope_theta", _GLOBAL_THETA) if is_full else fields.number("rope_local_base_freq", _LOCAL_THETA)
+    )
+    parameters = fields.get("rope_parameters", {})
+    if isinstance(parameters, Mapping) and {FULL, SLIDING} & parameters.keys():
+        return read_layer_rotary(fields, layer_type, head_dim, theta)
+    return read_rotary(fields, head_dim, default_theta=theta) if is_full else RotaryConfig(head_dim, theta)
+
+
+def read_gemma3_conditional(fields: ConfigFields) -> ModelConfig:
+    """Read the text part of a model that sees, too."""
+    text = fields.part("text_config").within(DEFAULTS)
+    text.refuse_set("final_logit_softcapping")
+    tied = fields.flag("tie_word_embeddings", text.flag("tie_word_embeddings"))
+    return replace(read_gemma3(text), architecture="Gemma3ForConditionalGeneration", tie_word_embeddings=tied)
+
+
+def _conditional_names(found: Collection[str]) -> Names:
+    """Either of two prefixes is in use; the parts that see are ignored."""
+    base = find_prefix(found, ("language_model.model", "model.language_model"), ".embed_tokens.weight")
+    return Names(
+        embedding=f"{base}.embed_tokens",
+        layers=f"{base}.layers",
+        final_norm=f"{base}.norm",
+        head="language_model.lm_head" if base.startswith("language_model") else "lm_head",
+        ignored_parts=_OTHER_PARTS,
+    )
+
+
+GEMMA3 = Family("Gemma3ForCausalLM", read_gemma3, DEFAULTS)
+GEMMA3_CONDITIONAL = Family(
+    "Gemma3ForConditionalGeneration",
+    read_gemma3_conditional,
+    {"tie_word_embeddings": True},
+    names=_conditional_names,
+)

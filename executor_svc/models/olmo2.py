@@ -1,0 +1,20 @@
+"""OLMo 2: norms on what sublayers give, QK-norm over all heads."""
+
+from __future__ import annotations
+
+from executor_svc.models.config import ModelConfig, Placement, QkNorm
+from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.family import Family
+from executor_svc.models.reading import read_llama_like
+
+
+def read_olmo2(fields: ConfigFields) -> ModelConfig:
+    """Llama's shape but for the norms."""
+    return read_llama_like(fields, "Olmo2ForCausalLM", placement=Placement.AFTER, qk_norm=QkNorm.ALL, mlp_bias=False)
+
+
+OLMO2 = Family(
+    "Olmo2ForCausalLM",
+    read_olmo2,
+    {"hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+)

@@ -1,0 +1,60 @@
+"""OPT, with the narrower embedding and the norms after the sums of its 350m, and Galactica, which has no biases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from executor_svc.models.config import ModelConfig, NormKind, Placement
+from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.family import Family
+from executor_svc.models.naming import Names, find_prefix
+from executor_svc.models.reading import read_llama_like
+
+
+def read_opt(fields: ConfigFields) -> ModelConfig:
+    """Norms stand before the sublayers, or after the sums, where there is no final norm."""
+    hidden, bias, before = (
+        fields.integer("hidden_size"),
+        fields.flag("enable_bias"),
+        fields.flag("do_layer_norm_before"),
+    )
+    narrow = fields.integer("word_embed_proj_dim", hidden)
+    return read_llama_like(
+        fields,
+        "OPTForCausalLM",
+        rotary=None,
+        norm=NormKind.LAYER if fields.flag("layer_norm_elementwise_affine") else NormKind.LAYER_PLAIN,
+        placement=Placement.BEFORE if before else Placement.AFTER_ADD,
+        final_norm=before and not fields.flag("_remove_final_layer_norm"),
+        norm_eps=1e-5,
+        gated=False,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        learned_positions=fields.integer("max_position_embeddings"),
+        embedding_size=None if narrow == hidden else narrow,
+    )
+
+
+def _names(found: Collection[str]) -> Names:
+    """Some files have the prefix `model.`, some not. The table of positions begins with two rows of no position."""
+    base = find_prefix(found, ("model.decoder", "decoder"), ".embed_tokens.weight")
+    return Names(
+        embedding=f"{base}.embed_tokens",
+        positions=f"{base}.embed_positions",
+        positions_offset=2,
+        project_in=f"{base}.project_in",
+        project_out=f"{base}.project_out",
+        layers=f"{base}.layers",
+        final_norm=f"{base}.final_layer_norm",
+        norms={"attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"},
+        attention_output="self_attn.out_proj",
+        up=("fc1",),
+        down="fc2",
+    )
+
+
+_DEFAULTS = {"max_position_embeddings": 2048, "activation_function": "relu", "tie_word_embeddings": True}
+_NORMS = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
+_ALIASES = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
+OPT = Family("OPTForCausalLM", read_opt, {**_DEFAULTS, **_NORMS, "enable_bias": True}, _ALIASES, _names)

@@ -1,0 +1,110 @@
+"""From the tensors of a checkpoint to the parameters of layers, a few tensors at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from math import prod
+
+import torch
+from torch import Tensor
+
+from executor_svc.kernels import KernelSet
+from executor_svc.kernels.linear import Linear
+from executor_svc.models.spec import LinearSpec, NormSpec, Part, PositionsSpec
+from executor_svc.weights import Checkpoint
+from executor_svc.weights.load_memory import LoadMemory, empty
+
+Progress = Callable[[int, int], None]
+"""Takes the elements loaded so far, and those of the whole model. Called from the threads that load, one at a time."""
+
+
+class Counter:
+    """Adds up what the threads have loaded."""
+
+    def __init__(self, shapes: Iterable[tuple[int, ...]], progress: Progress | None) -> None:
+        self.total = sum(map(prod, shapes))
+        """Elements of the whole model."""
+        self._done = 0
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def add(self, num_elements: int) -> None:
+        """Count what is loaded."""
+        with self._lock:
+            self._done += num_elements
+            if self._progress is not None:
+                self._progress(self._done, self.total)
+
+
+class Parameters:
+    """Reads and packs parameters. Several threads may ask for different ones at a time."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kernels: KernelSet, counter: Counter
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
+        self._kernels = kernels
+        self._counter = counter
+        self._memory = LoadMemory(counter.total * dtype.itemsize)
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        """Read a linear layer's parts into one weight, and pack it."""
+        with self._memory.packing(spec.out_features * spec.in_features * self._dtype.itemsize):
+            return self._linear(spec)
+
+    def _linear(self, spec: LinearSpec) -> Linear:
+        weight = self._empty(spec.out_features, spec.in_features)
+        bias = self._empty(spec.out_features) if spec.bias else None
+        start = 0
+        for part in spec.parts:
+            rows = slice(start, start + part.rows)
+            self._fill_rows(part, f"{part.name}.weight", weight[rows])
+            if bias is not None:
+                self._fill_rows(part, f"{part.name}.bias", bias[rows])
+            start += part.rows
+        return self._kernels.pack_linear(weight, bias)
+
+    def norm(self, spec: NormSpec, *, add_one: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Read a norm's weight, plus 1 where asked for, and its bias; without tensors of its own the weight is 1."""
+        weight = torch.ones(spec.size, dtype=self._dtype, device=self._device)
+        if spec.weight:
+            # The sum is rounded once: what is added to 1 is small.
+            exact = torch.empty(spec.size, dtype=torch.float32, device=self._device)
+            self._fill(f"{spec.name}.weight", exact)
+            weight = (exact + 1 if add_one else exact).to(self._dtype)
+        bias = None
+        if spec.bias:
+            bias = self._empty(spec.size)
+            self._fill(f"{spec.name}.bias", bias)
+        return weight, bias
+
+    def table(self, spec: PositionsSpec) -> Tensor:
+        """Read a table of positions, [positions, hidden]."""
+        table = self._empty(spec.rows, spec.size)
+        self._fill(f"{spec.name}.weight", table)
+        return table[spec.offset :]
+
+    def _fill_rows(self, part: Part, name: str, out: Tensor) -> None:
+        """Fill the rows of one part: `out` is [rows, in_features] or, for a bias, [rows]."""
+        if part.interleaved_head_dim:
+            scratch = self._empty(*out.shape)
+            self._fill(name, scratch)
+            by_head = scratch.view(-1, 3, part.interleaved_head_dim, *out.shape[1:])
+            out.view(3, -1, *by_head.shape[2:]).copy_(by_head.transpose(0, 1))
+        elif part.transposed and out.dim() == 2:
+            # In the file's layout first: a format may not know how to fill a transposed tensor.
+            scratch = self._empty(*reversed(out.shape))
+            self._fill(name, scratch)
+            out.copy_(scratch.T)
+        else:
+            self._fill(name, out)
+
+    def _fill(self, name: str, out: Tensor) -> None:
+        self._checkpoint.copy_to(name, out)
+        self._counter.add(out.numel())
+
+    def _empty(self, *shape: int) -> Tensor:
+        return empty(shape, self._dtype, self._device)

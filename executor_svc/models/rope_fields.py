@@ -1,0 +1,123 @@
+"""Reading the rotary settings: `rope_parameters` as transformers 5 writes them, or the older `rope_theta`,
+`rope_scaling` and `partial_rotary_factor`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from executor_svc.layers.rotary import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RotaryConfig,
+    RotaryScaling,
+    YarnScaling,
+)
+from executor_svc.models.config_fields import ConfigFields
+from executor_svc.weights import ModelLoadError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+"""Rotary types that config.json may name. ("frequency_factors" is what a GGUF file's tensor of factors becomes.)"""
+
+
+def read_rotary(
+    fields: ConfigFields,
+    head_dim: int,
+    *,
+    default_theta: float = 10000.0,
+    theta_name: str = "rope_theta",
+    partial_name: str = "partial_rotary_factor",
+    default_partial: float = 1.0,
+) -> RotaryConfig:
+    """Read the settings that all layers share. What is inside `rope_parameters` goes before what is beside it."""
+    rope = fields.part("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+    for name in rope.names():
+        if isinstance(rope.get(name), Mapping):
+            raise rope.refuse(name, "one set of rotary settings for all layers")
+    theta = rope.number("rope_theta", fields.number(theta_name, default_theta))
+    partial = rope.number("partial_rotary_factor", fields.number(partial_name, default_partial))
+    return _read(fields, rope, theta, int(head_dim * partial))
+
+
+def read_layer_rotary(fields: ConfigFields, layer_type: str, head_dim: int, default_theta: float) -> RotaryConfig:
+    """Read the settings of the layers of one type, where `rope_parameters` has an object for each type (Gemma 3)."""
+    rope = fields.part("rope_parameters").part(layer_type)
+    return _read(fields, rope, rope.number("rope_theta", default_theta), head_dim)
+
+
+def _read(fields: ConfigFields, rope: ConfigFields, theta: float, rotary_dim: int) -> RotaryConfig:
+    return RotaryConfig(rotary_dim, theta, _read_scaling(fields, rope, rotary_dim))
+
+
+def _read_scaling(fields: ConfigFields, rope: ConfigFields, rotary_dim: int) -> RotaryScaling | None:
+    kind_name = "rope_type" if rope.has("rope_type") else "type"
+    match rope.get(kind_name, "default"):
+        # Dynamic scaling begins past max_position_embeddings, where no sequence gets.
+        case "default" | "dynamic":
+            return None
+        case "linear":
+            return LinearScaling(rope.number("factor"))
+        case "llama3":
+            return Llama3Scaling(
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+                original_max_position_embeddings=_original_length(fields, rope),
+            )
+        # Phi-3's first files call LongRoPE by other names.
+        case "longrope" | "su":
+            return _read_longrope(fields, rope, rotary_dim)
+        case "yarn":
+            return _read_longrope(fields, rope, rotary_dim) if rope.has("long_factor") else _read_yarn(fields, rope)
+        case "frequency_factors":
+            return FrequencyFactors(tuple(rope.get("factors")))
+        case _:
+            raise rope.refuse(kind_name, ", ".join(ROPE_TYPES))
+
+
+def _read_yarn(fields: ConfigFields, rope: ConfigFields) -> YarnScaling:
+    original = _original_length(fields, rope)
+    factor = rope.number("factor", fields.integer("max_position_embeddings") / original)
+    mscale, mscale_all_dim = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    if mscale and mscale_all_dim:
+        attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
+    else:
+        attention_factor = _yarn_mscale(factor, 1.0)
+    return YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=rope.number("attention_factor", attention_factor),
+        beta_fast=rope.number("beta_fast", 32.0) or 32.0,
+        beta_slow=rope.number("beta_slow", 1.0) or 1.0,
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _read_longrope(fields: ConfigFields, rope: ConfigFields, rotary_dim: int) -> LongRopeScaling:
+    original = _original_length(fields, rope)
+    factor = rope.number("factor", fields.integer("max_position_embeddings") / original)
+    attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    short, long = rope.numbers("short_factor"), rope.numbers("long_factor")
+    for name, factors in (("short_factor", short), ("long_factor", long)):
+        if len(factors) != rotary_dim // 2:
+            raise ModelLoadError(f"{fields.path}: {name} has {len(factors)} entries, not {rotary_dim // 2}")
+    return LongRopeScaling(
+        short_factor=short,
+        long_factor=long,
+        original_max_position_embeddings=original,
+        attention_factor=rope.number("attention_factor", attention_factor),
+    )
+
+
+def _original_length(fields: ConfigFields, rope: ConfigFields) -> int:
+    """Return the context the model was trained for before it was stretched."""
+    name = "original_max_position_embeddings"
+    # A value beside the rotary settings goes before one in them.
+    return fields.integer(name, rope.integer(name, fields.integer("max_position_embeddings")))

@@ -1,0 +1,290 @@
+"""Any other causal language model that transformers can load: its own modelling code over Octavo's paged memory.
+
+Slower than a family of Octavo's own: nothing is fused, weights are not packed. What cannot run is refused before it
+serves: on the meta device, where nothing is computed, or by a check of the loaded model that its output depends on
+nothing but a sequence's own tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from executor_svc.attention import AttentionMetadata
+from executor_svc.kernels import KernelSet
+from executor_svc.kv_cache import KVCache
+from executor_svc.models.paged_interface import NAME, LayerAttention, PagedContext, RefusedAttentionError
+from executor_svc.models.parameters import Progress
+from executor_svc.weights import UnsupportedModelError, WeightsError
+
+_UNFIT_ROTARY = ("dynamic", "longrope")
+"""Rotary types by which transformers turns all sequences of a batch as the longest one is to be."""
+_BYPASS = "its attention does not go through transformers' attention interface"
+_PROBE_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class TransformersConfig:
+    """What Octavo asks about such a model."""
+
+    architecture: str
+    vocab_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    window: int
+    """See ModelConfig."""
+
+    @property
+    def unstretched_length(self) -> int:
+        """See ModelConfig."""
+        return self.max_position_embeddings
+
+
+class TransformersLM:
+    """A loaded model. See CausalLM of the decoder."""
+
+    code = "transformers"
+    """Whose code it is. Its linear layers are torch's, whose bits depend on how many rows there are."""
+
+    def __init__(self, model: Any, config: TransformersConfig, context: PagedContext) -> None:
+        self.config = config
+        self._base = model.base_model
+        self._context = context
+        self._given = _Given()
+        self._head = copy.copy(model)
+        self._head._modules = {**model._modules, model.base_model_prefix: self._given}
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
+        """Give the last hidden states, after the final norm: a new [T, hidden] of the model's dtype."""
+        self._context.begin(metadata, kv_cache)
+        output = self._base(input_ids=token_ids[None], position_ids=metadata.positions[None], use_cache=False)
+        self._given.output_class = type(output)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Give the logits, a new float32 [N, vocab_size], by all that the model's code does behind its layers."""
+        if not len(hidden):
+            return hidden.new_empty((0, self.config.vocab_size)).float()
+        self._given.hidden = hidden[None]
+        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+        logits: Tensor = self._head(input_ids=ids, use_cache=False).logits[0].float()
+        return logits
+
+
+class _Given(nn.Module):
+    """Stands for the layers: gives the hidden states that it was given."""
+
+    hidden: Tensor
+    output_class: Any = None
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Give what the layers would."""
+        return self.output_class(last_hidden_state=self.hidden)
+
+
+def read_transformers_config(path: Path) -> TransformersConfig:
+    """Return what a folder's model is, its layers tried on the meta device. Raises UnsupportedModelError with the
+    reason where it cannot run, ModelLoadError where the folder cannot be read.
+    """
+    config = _open_config(path)
+    with torch.device("meta"):
+        try:
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, trust_remote_code=False)
+        except KeyError:
+            # The code looks up a class of its own by the name of the interface.
+            raise _refused(path, config, _BYPASS) from None
+        except (ValueError, ImportError) as error:
+            raise _refused(path, config, _first_line(error)) from None
+    return _probe(path, config, model)
+
+
+def load_transformers_lm(
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: KernelSet,
+    progress: Progress | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> TransformersLM:
+    """Load a folder's weights. Raises as read_transformers_config does, and WeightsError where tensors are missing, or
+    do not belong to the model. `allow_pickle`: take PyTorch's files where there is no safetensors file, by its
+    weights-only reader.
+    """
+    described = read_transformers_config(path)
+    transformers.logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=_open_config(path),
+            attn_implementation=NAME,
+            dtype=dtype,
+            device_map=None,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=None if allow_pickle else True,
+            weights_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise WeightsError(f"{path}: {_first_line(error)}") from None
+    model, found = loaded
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found.get(problem):
+            names = ", ".join(sorted(map(str, found[problem]))[:8])
+            raise WeightsError(f"{path}: tensors are {problem.removesuffix('_keys')}: {names}")
+    context = PagedContext(kernels)
+    context.install(model)
+    served = TransformersLM(model.to(device).eval(), described, context)
+    if progress is not None:
+        total = sum(weight.numel() for weight in model.parameters())
+        progress(total, total)
+    _check_runs(path, served, dtype, device)
+    return served
+
+
+def _open_config(path: Path) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"{path}: transformers cannot read this model: {_first_line(error)}") from None
+    if getattr(config, "quantization_config", None):
+        raise _refused(path, config, "quantization_config is set: weights in F32, F16 or BF16 are supported")
+    if config.is_encoder_decoder:
+        raise _refused(path, config, "it is an encoder and a decoder")
+    text = config.get_text_config()
+    for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers"):
+        if not isinstance(getattr(text, name, None), int):
+            raise _refused(path, config, f"its config has no {name}")
+    rotary = _rotary_types(getattr(text, "rope_parameters", None))
+    if rotary & set(_UNFIT_ROTARY):
+        raise _refused(path, config, f"its rotary type {min(rotary)} depends on what else is in a batch")
+    return config
+
+
+def _rotary_types(parameters: Any) -> set[str]:
+    if not isinstance(parameters, Mapping):
+        return set()
+    nested = [_rotary_types(value) for value in parameters.values()]
+    return {str(parameters.get("rope_type", "default"))}.union(*nested)
+
+
+def _probe(path: Path, config: Any, model: Any) -> TransformersConfig:
+    """Run the layers without computing anything, and see how each calls attention."""
+    if getattr(model, "_is_stateful", False):
+        raise _refused(path, config, "it has recurrent state, which blocks of KV memory do not hold")
+    context = PagedContext()
+    context.install(model)
+    # Experts by one batched product: the choice of experts is data, which the meta device has not.
+    config._experts_implementation = model.config._experts_implementation = "batched_mm"
+    ids = torch.zeros((1, _PROBE_TOKENS), dtype=torch.int64, device="meta")
+    try:
+        with torch.no_grad():
+            model.base_model(input_ids=ids, position_ids=ids, use_cache=False)
+    except RefusedAttentionError as error:
+        raise _refused(path, config, str(error)) from None
+    except Exception as error:
+        raise _refused(path, config, f"its code does not run as Octavo calls it: {_first_line(error)}") from None
+    text = config.get_text_config()
+    layers, num_layers = context.layers, int(text.num_hidden_layers)
+    if not layers:
+        raise _refused(path, config, _BYPASS)
+    without = sorted(set(range(num_layers)) - layers.keys())
+    if without:
+        raise _refused(
+            path,
+            config,
+            f"{len(without)} of its {num_layers} layers, the first of them number {without[0]}, keep no "
+            f"keys and values of their own",
+        )
+    shapes = {(each.num_kv_heads, each.head_dim) for each in layers.values()}
+    if len(shapes) > 1:
+        raise _refused(path, config, "its layers differ in their key and value heads")
+    return _describe(config, text, list(layers.values()))
+
+
+def _describe(config: Any, text: Any, layers: list[LayerAttention]) -> TransformersConfig:
+    windows = [layer.window for layer in layers]
+    architectures = getattr(config, "architectures", None) or [type(config).__name__]
+    return TransformersConfig(
+        architecture=architectures[0],
+        vocab_size=text.vocab_size,
+        num_layers=len(layers),
+        num_kv_heads=layers[0].num_kv_heads,
+        head_dim=layers[0].head_dim,
+        max_position_embeddings=text.max_position_embeddings,
+        window=max(windows) if all(windows) else 0,
+    )
+
+
+def _check_runs(path: Path, model: TransformersLM, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise UnsupportedModelError where a sequence's output depends on how it is cut, or on others in the batch.
+
+    That is so where a model keeps state beside keys and values, mixes neighbouring tokens, or does not turn by the
+    positions that it is given.
+    """
+    tokens = [[5, 7, 3, 11, 2, 13], [4, 9, 6]]
+    ids = [torch.tensor([token % model.config.vocab_size for token in each], device=device) for each in tokens]
+    bound = 1e-3 if dtype == torch.float32 else 0.1
+    with torch.inference_mode():
+        alone = [_run(model, dtype, device, [[(0, each)]])[-1] for each in ids]
+        first, second = ids
+        together = _run(model, dtype, device, [[(0, first[:4])], [(0, first[4:]), (1, second)]])
+        expected = torch.cat((alone[0][4:], alone[1]))
+        logits = model.compute_logits(expected)
+    if logits.shape != (len(expected), model.config.vocab_size):
+        raise UnsupportedModelError(f"{path}: {model.config.architecture} gives logits of shape {list(logits.shape)}")
+    if not (together[-1] - expected).abs().max() <= bound * expected.abs().max():
+        raise UnsupportedModelError(
+            f"{path}: {model.config.architecture} cannot run: what it computes for a sequence depends on how its "
+            f"tokens are spread over steps, or on the other sequences of a step"
+        )
+
+
+def _run(
+    model: TransformersLM, dtype: torch.dtype, device: torch.device, steps: list[list[tuple[int, Tensor]]]
+) -> list[Tensor]:
+    """Run steps of rows, each a sequence's number, 0 or 1, and its next tokens, at most 8 in all. Return the steps'
+    hidden states.
+    """
+    kv_cache = KVCache.allocate(model.config, 3, 8, dtype, device)
+    computed = [0, 0]
+    outputs = []
+    for rows in steps:
+        positions = [torch.arange(computed[number], computed[number] + len(ids)) for number, ids in rows]
+        for number, ids in rows:
+            computed[number] += len(ids)
+        lengths, contexts = [len(ids) for _, ids in rows], [computed[number] for number, _ in rows]
+        metadata = AttentionMetadata(
+            positions=torch.cat(positions).to(device),
+            slot_mapping=torch.cat(
+                [place + 8 * (number + 1) for (number, _), place in zip(rows, positions, strict=True)]
+            ).to(device),
+            query_start=torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device),
+            context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+            block_tables=torch.tensor([[number + 1] for number, _ in rows], dtype=torch.int32, device=device),
+            query_lens=tuple(lengths),
+            context_lens_host=tuple(contexts),
+        )
+        outputs.append(model.forward(torch.cat([ids for _, ids in rows]), metadata, kv_cache).float())
+    return outputs
+
+
+def _refused(path: Path, config: Any, reason: str) -> UnsupportedModelError:
+    name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
+    return UnsupportedModelError(f"{path}: {name} cannot run: {reason}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,186 @@
+"""Every family and variation against transformers, in float32, with both kernel sets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_variations import VARIATIONS, Variation, save_variation
+from paged import PagedLoop, PagedSequence
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from executor_svc.kernels import build_kernels
+from executor_svc.models import CausalLM, load_weights
+from executor_svc.models.loader import describe
+from executor_svc.weights import open_checkpoint
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 8
+LENGTH = 45
+"""Tokens of the long prompt: past twice the window, and no multiple of the block size."""
+BOUND = 1e-5
+"""Of the largest logit."""
+
+Saved = Callable[[Variation], tuple[Path, Any]]
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Gives the folder of a variation and transformers' model, each made once."""
+
+    @cache
+    def save(variation: Variation) -> tuple[Path, Any]:
+        folder = tmp_path_factory.mktemp("model")
+        return folder, save_variation(folder, variation)
+
+    return lambda variation: save(variation)
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    """Name of the kernel set."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=VARIATIONS, ids=lambda variation: variation.id)
+def variation(request: pytest.FixtureRequest) -> Variation:
+    """Each of them."""
+    one: Variation = request.param
+    return one
+
+
+def _prompt(length: int, seed: int = 7) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 320, (length,), generator=generator).tolist()
+
+
+def _theirs(model: Any, tokens: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def _load(folder: Path, variation: Variation, kernels: str) -> CausalLM:
+    return load_weights(folder, torch.float32, CPU, build_kernels(kernels), max_model_len=variation.max_model_len)
+
+
+def _loop(model: CausalLM) -> PagedLoop:
+    return PagedLoop(model, num_blocks=64, block_size=BLOCK_SIZE)
+
+
+def _free_passed(sequence: PagedSequence, window: int) -> None:
+    """Give up the blocks that every layer's window has passed, as the scheduler does."""
+    passed = max(0, sequence.num_computed + 1 - window) // BLOCK_SIZE if window else 0
+    sequence.blocks[:passed] = [0] * passed
+
+
+def _chunked(model: CausalLM, prompt: list[int], chunk: int, window: int) -> Tensor:
+    loop, sequence, rows = _loop(model), PagedSequence(prompt), []
+    while sequence.num_computed < len(prompt):
+        rows.append(loop.step([(sequence, min(chunk, len(prompt) - sequence.num_computed))])[0])
+        _free_passed(sequence, window)
+    return torch.stack(rows)
+
+
+def test_logits(saved: Saved, variation: Variation, kernels: str) -> None:
+    """Logits agree with transformers to 1e-5 of the largest: the prompt whole, by chunks, token by token, behind a
+    prefix that another sequence computed, and past every window with the passed blocks given up, over memory full of
+    NaN.
+    """
+    folder, theirs = saved(variation)
+    model, prompt = _load(folder, variation, kernels), _prompt(LENGTH)
+    expected = _theirs(theirs, prompt)
+    bound = BOUND * float(expected.abs().max())
+    window = model.config.window
+    whole = _loop(model).step([(PagedSequence(prompt), LENGTH)])[0]
+    torch.testing.assert_close(whole, expected[-1], rtol=0, atol=bound)
+    chunks = _chunked(model, prompt, 7, window)
+    torch.testing.assert_close(chunks, expected[[*range(6, LENGTH, 7), LENGTH - 1]], rtol=0, atol=bound)
+    torch.testing.assert_close(_chunked(model, prompt, 1, window), expected, rtol=0, atol=bound)
+    loop, first = _loop(model), PagedSequence(prompt)
+    loop.step([(first, LENGTH)])
+    other = prompt[: 3 * BLOCK_SIZE] + _prompt(10, seed=8)
+    shared = PagedSequence(other, blocks=first.blocks[:3], num_computed=3 * BLOCK_SIZE)
+    _free_passed(shared, window)
+    expected = _theirs(theirs, other)[-1]
+    torch.testing.assert_close(loop.step([(shared, 10)])[0], expected, rtol=0, atol=bound)
+
+
+def test_greedy_tokens_in_batches(saved: Saved, variation: Variation, kernels: str) -> None:
+    """Prompts of different lengths, in one ragged batch and by chunks of different sizes, continue with the tokens that
+    transformers gives each of them alone.
+    """
+    folder, theirs = saved(variation)
+    prompts = [_prompt(length + variation.shortest, seed=length) for length in (0, 15, 22)]
+    expected = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        for _ in range(5):
+            tokens.append(int(_theirs(theirs, tokens)[-1].argmax()))
+        expected.append(tokens[len(prompt) :])
+    assert _loop(_load(folder, variation, kernels)).generate(prompts, 5, chunk=5) == expected
+    assert len({tuple(tokens) for tokens in expected}) > 1
+
+
+def test_names(saved: Saved, variation: Variation) -> None:
+    """Every tensor that transformers saved is named once, in its shape, and none else."""
+    folder, _ = saved(variation)
+    checkpoint = open_checkpoint(folder)
+    _, spec = describe(checkpoint)
+    named = spec.tensors()
+    assert {name: checkpoint.shapes[name] for name in named} == named
+    assert checkpoint.shapes.keys() - named.keys() <= spec.ignored
+    seen = [name for name in checkpoint.shapes if not name.startswith(("vision_tower.", "multi_modal_projector."))]
+    assert sorted(seen) == sorted(named)
+
+
+def _firsts() -> list[Variation]:
+    """The first variation of each family."""
+    return list({variation.family: variation for variation in reversed(VARIATIONS)}.values())
+
+
+def _rewritten(folder: Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """Copy a model with another config.json."""
+    shutil.copytree(folder, target)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (target / "config.json").write_text(json.dumps(change(config)), encoding="utf-8")
+    return target
+
+
+def _agrees(folder: Path) -> bool:
+    prompt = _prompt(LENGTH)
+    expected = _theirs(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), prompt)[-1]
+    ours = _loop(load_weights(folder, torch.float32, CPU, build_kernels("cpu"))).step([(PagedSequence(prompt), LENGTH)])
+    return float((ours[0] - expected).abs().max()) < BOUND * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("first", _firsts(), ids=lambda variation: variation.family)
+def test_fields_that_a_file_leaves_out(saved: Saved, tmp_path: Path, first: Variation) -> None:
+    """With nothing but sizes in config.json the model is what transformers makes of that file."""
+    kept = {"architectures", "model_type", "num_local_experts", *first.sizes, *first.fields}
+    folder = _rewritten(
+        saved(first)[0], tmp_path / "model", lambda config: {k: config[k] for k in kept & config.keys()}
+    )
+    assert _agrees(folder)
+
+
+@pytest.mark.parametrize(
+    "first", [each for each in _firsts() if each.family not in ("GPT-2", "OPT", "Phi-3")], ids=lambda each: each.family
+)
+def test_older_rotary_fields(saved: Saved, tmp_path: Path, first: Variation) -> None:
+    """`rope_theta` and `rope_scaling` beside one another, as files had them before `rope_parameters`, are honoured."""
+    older = {"rope_theta": 500.0, "rotary_emb_base": 500, "rotary_pct": 0.5, "rope_local_base_freq": 50.0}
+
+    def change(config: dict[str, Any]) -> dict[str, Any]:
+        del config["rope_parameters"]
+        return config | older | {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}}
+
+    assert _agrees(_rewritten(saved(first)[0], tmp_path / "model", change))
