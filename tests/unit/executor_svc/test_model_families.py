@@ -184,3 +184,24 @@ def test_older_rotary_fields(saved: Saved, tmp_path: Path, first: Variation) -> 
         return config | older | {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}}
 
     assert _agrees(_rewritten(saved(first)[0], tmp_path / "model", change))
+
+
+@pytest.mark.parametrize("first", _firsts(), ids=lambda variation: variation.family)
+def test_bfloat16_strays_no_further_than_theirs(saved: Saved, first: Variation, kernels: str) -> None:
+    """In bfloat16 the logprobs stray from float32's hardly more than those of transformers in bfloat16 do."""
+    folder, model = saved(first)
+    prompt = _prompt(LENGTH)
+    exact = _theirs(model, prompt).log_softmax(-1)
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    theirs = _theirs(rounded, prompt).float().log_softmax(-1)
+    loop = PagedLoop(
+        load_weights(folder, torch.bfloat16, CPU, build_kernels(kernels)),
+        num_blocks=16,
+        block_size=BLOCK_SIZE,
+        dtype=torch.bfloat16,
+    )
+    sequence, rows = PagedSequence(prompt), []
+    while sequence.num_computed < LENGTH:
+        rows.append(loop.step([(sequence, 1)])[0])
+    ours = torch.stack(rows).log_softmax(-1)
+    assert float((ours - exact).abs().mean()) < 1.5 * float((theirs - exact).abs().mean())
