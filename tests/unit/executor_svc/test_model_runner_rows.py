@@ -8,7 +8,6 @@ import pytest
 import torch
 from fakes_executor import RecallModel, make_limits, make_runner, make_sequence
 
-from executor_svc.attention import AttentionMetadata
 from executor_svc.batch import (
     NewSequence,
     RowStatus,
@@ -18,21 +17,8 @@ from executor_svc.batch import (
     StepResult,
     StoppingParams,
 )
-from executor_svc.kv_cache import KVCache
 from executor_svc.model_runner import ModelRunner
 from executor_svc.record_check import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
-
-
-class WindowModel(RecallModel):
-    """Reads its own tokens alone."""
-
-    def forward(self, token_ids: torch.Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> torch.Tensor:
-        """See CausalLM."""
-        assert (metadata.slot_mapping >= kv_cache.block_size).all(), "written to the null block"
-        hidden = super().forward(token_ids, replace(metadata, query_lens=()), kv_cache)
-        hidden[:, :-1] = 1.0
-        return hidden
-
 
 RANDOM = SamplingParams(temperature=1.0, seed=11)
 PENALIZED = SamplingParams(temperature=0.0, repetition_penalty=2.0, presence_penalty=0.3, frequency_penalty=0.4)
@@ -136,32 +122,6 @@ def test_bad_rows_disturb_nobody(row: tuple[int, int, int, list[int]]) -> None:
     assert (result.sampled[0], result.sampled[1:]) == (None, expected)
     assert runner.run(_batch(3, (row[0], 1, row[2], []))).statuses == (RowStatus.SKIPPED,)
     runner.check_invariants()
-
-
-@pytest.mark.parametrize(
-    ("blocks", "status"),
-    [
-        ([0, 0, 0, 7], RowStatus.OK),
-        ([4, 5, 6, 7], RowStatus.OK),
-        ([0, 0, 6, 7], RowStatus.OK),
-        ([0, 0, 0, 0], RowStatus.BAD_INPUT),
-        ([4, 0, 6, 7], RowStatus.BAD_INPUT),
-    ],
-    ids=["all that passed", "none", "some", "one too many", "not from the first on"],
-)
-def test_null_blocks_of_a_cached_prefix(blocks: list[int], status: RowStatus) -> None:
-    """A stay that begins behind a prefix may have null blocks where the window of its first token, 13, has passed: the
-    blocks of 0 to 3, 4 to 7 and 8 to 11. With no window it may have none.
-    """
-    sequence = replace(make_sequence(1, list(range(14))), num_cached_tokens=13)
-    row = (1, 1, 13, blocks)
-    limits = replace(make_limits(), window=2)
-    runner = make_runner(limits, WindowModel(limits.vocab_size))
-    assert runner.run(_batch(1, row, new_sequences=(sequence,))).statuses == (status,)
-    runner.check_invariants()
-    whole = make_runner(make_limits(), WindowModel(limits.vocab_size))
-    expected = RowStatus.BAD_INPUT if 0 in blocks else RowStatus.OK
-    assert whole.run(_batch(1, row, new_sequences=(sequence,))).statuses == (expected,)
 
 
 def _biased(token_ids: tuple[int, ...], values: tuple[float, ...]) -> NewSequence:
