@@ -36,8 +36,8 @@ class WindowModel(RecallModel):
     ids=["all that passed", "none", "some", "one too many", "not from the first on"],
 )
 def test_null_blocks_of_a_cached_prefix(blocks: list[int], status: RowStatus) -> None:
-    """With a window of 3 the token at position 12 reads from 10 on, so the blocks of 0 to 3 and 4 to 7 may be null, from
-    the first on. With no window none may be.
+    """With a window of 3 the token at position 12 reads from 10 on, so the blocks of 0 to 3 and 4 to 7 may be null,
+    from the first on. With no window none may be.
     """
     sequence = replace(make_sequence(1, list(range(14))), num_cached_tokens=12)
     batch = StepBatch(0, 1, (), (sequence,), (1,), (2,), (12,), (4,), tuple(blocks))
