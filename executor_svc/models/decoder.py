@@ -128,6 +128,7 @@ class CausalLM:
     ) -> None:
         """`longest`: tokens that a sequence may get."""
         self.config = config
+        self.dtype = dtype
         self._plan_attention = kernels.plan_attention
         self._record = kernels.record
         self._kv_cache: KVCache | None = None

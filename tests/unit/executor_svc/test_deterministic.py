@@ -53,7 +53,7 @@ def _sequences() -> dict[str, NewSequence]:
 
 
 def _runner(model: CausalLM, threads: int) -> ModelRunner:
-    dtype = model.compute_logits.__self__._layers[0].input_norm.dtype  # type: ignore[attr-defined]
+    dtype = model.dtype
     kv_cache = KVCache.allocate(model.config, LIMITS.num_blocks, LIMITS.block_size, dtype, CPU)
     for tensor in (*kv_cache.keys, *kv_cache.values):
         tensor.fill_(float("nan"))
