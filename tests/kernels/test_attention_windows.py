@@ -4,7 +4,9 @@ NaN, and bits that depend on a row's own context alone.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,6 +133,45 @@ def test_any_batch(rows: list[Row], shared_blocks: int, block_size: int, window:
     out = problem.run(_plan(None, threads))
     _check_each_row_alone(problem, out, _plan(None, 1))
     torch.testing.assert_close(out, problem.run(reference_set.plan_attention), **TOLERANCES[torch.float32])
+
+
+def _resident(address: int) -> int:
+    """Kilobytes that are in memory of the mapping at an address, see proc_pid_smaps(5)."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            begin, end = (int(part, 16) for part in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "Rss:":
+            return int(line.split()[1])
+    raise AssertionError("no such mapping")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not tell what is in memory")
+@pytest.mark.parametrize("window", [1, 100, 300])
+def test_what_a_window_has_passed_is_never_read(any_set: KernelSet, window: int) -> None:
+    """Blocks before a row's window may lie in memory that nobody ever touched: it is as untouched afterwards."""
+    problem = Problem([(1, 2000), (3, 1500), (40, 900)], heads=(4, 2), head_dim=64, window=window)
+    size, untouched = problem.key_cache.nbytes, problem.key_cache.shape[0]
+    tables = problem.metadata.block_tables
+    caches = []
+    for cache in (problem.key_cache, problem.value_cache):
+        # Shared memory: of such, even a read makes a page resident.
+        memory = torch.frombuffer(mmap.mmap(-1, 2 * size), dtype=torch.float32).view(2 * untouched, *cache.shape[1:])
+        memory[:untouched] = cache
+        caches.append(memory)
+    before = [_resident(memory.data_ptr()) for memory in caches]
+    assert before == [size // 1024] * 2
+    expected = problem.run(any_set.plan_attention)
+    for row, (query, context) in enumerate(problem.rows):
+        passed = (context - query + 1 - window) // problem.block_size
+        tables[row, :passed] = untouched + torch.arange(passed)
+    with torch.inference_mode():
+        attend = any_set.plan_attention(problem.metadata, problem.block_size)
+        out = attend(problem.query, *caches, problem.scale, window=window)
+    assert torch.equal(out, expected)
+    assert [_resident(memory.data_ptr()) for memory in caches] == before
 
 
 def test_layers_of_one_step_have_windows_of_their_own(any_set: KernelSet) -> None:

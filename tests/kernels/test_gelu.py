@@ -17,6 +17,8 @@ BOUNDS = {False: 6.0, True: 4.0}
 TINY = 2.0**-120
 """Results below it may come out as zero."""
 
+TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 8e-3, "atol": 8e-3}}
+
 each_form = pytest.mark.parametrize("tanh", [False, True], ids=["erf", "tanh"])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
@@ -87,16 +89,30 @@ def test_outside_the_dip_it_never_falls(compiled: KernelSet, tanh: bool) -> None
 @each_form
 @each_dtype
 @pytest.mark.parametrize("width", [1, 17, 96, 1537])
+def test_both_forms_equal_float64(any_set: KernelSet, dtype: torch.dtype, tanh: bool, width: int) -> None:
+    """Of every set, gelu is GELU, and gelu_and_mul that of the first half times the second, of the input's dtype."""
+    gate_up = (4 * torch.randn((37, 2 * width), generator=torch.Generator().manual_seed(width))).to(dtype)
+    gate, up = gate_up.chunk(2, dim=-1)
+    expected = _exact(gate, tanh)
+    for result, exact in (
+        (any_set.gelu(gate, tanh=tanh), expected),
+        (any_set.gelu_and_mul(gate_up, tanh=tanh), expected * up.double()),
+    ):
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.double(), exact, **TOLERANCES[dtype])
+
+
+@each_form
+@each_dtype
+@pytest.mark.parametrize("width", [1, 17, 96, 1537])
 def test_the_gated_form_is_the_plain_one_times_up(
-    any_set: KernelSet, dtype: torch.dtype, tanh: bool, width: int
+    compiled: KernelSet, dtype: torch.dtype, tanh: bool, width: int
 ) -> None:
-    """gelu_and_mul is GELU of the first half, times the second, rounded to the dtype once."""
-    generator = torch.Generator().manual_seed(width)
-    gate, up = (4 * torch.randn((37, 2 * width), generator=generator)).to(dtype).chunk(2, dim=-1)
-    result = any_set.gelu_and_mul(torch.cat((gate, up), dim=-1), tanh=tanh)
-    assert result.dtype == dtype
-    expected = any_set.gelu(gate.float(), tanh=tanh) * up.float()
-    torch.testing.assert_close(result, expected.to(dtype), rtol=0, atol=0)
+    """gelu_and_mul is gelu of the first half, times the second, rounded to the dtype once."""
+    gate_up = (4 * torch.randn((37, 2 * width), generator=torch.Generator().manual_seed(width))).to(dtype)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    expected = (compiled.gelu(gate, tanh=tanh) * up).to(dtype)
+    assert torch.equal(compiled.gelu_and_mul(gate_up, tanh=tanh), expected)
 
 
 @each_form
@@ -119,7 +135,8 @@ def test_rows_and_nan_are_by_themselves(compiled: KernelSet, dtype: torch.dtype,
 @each_form
 def test_bfloat16_is_rounded_once(compiled: KernelSet, tanh: bool) -> None:
     """A result is float32's, rounded to the nearest, ties to even, as torch rounds."""
-    x = _samples()[None].bfloat16()
+    x = _samples().bfloat16()
+    x = x[None, x.isfinite()]
     assert torch.equal(compiled.gelu(x, tanh=tanh), compiled.gelu(x.float(), tanh=tanh).bfloat16())
 
 
