@@ -1,17 +1,36 @@
-"""Contract of the rotary embedding (Su et al. 2021, "RoFormer"), halves-apart layout, and of the KV write in one op."""
-
+"""Contract of the rotary embedding (Su et al. 2021, "RoFormer"), halves-apart layout, and of the KV write in one op, with
+the norm of query and key heads (Henry et al. 2020, "Query-Key Normalization for Transformers") where a model has one.
+"""
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+
+class QkNorm(NamedTuple):
+    """The RMSNorm of each query and key head."""
+
+    query_weight: Tensor
+    """[head_dim] of the model's dtype."""
+    key_weight: Tensor
+    """[head_dim] likewise."""
+    eps: float
 
 
 class RotaryWriteKv(Protocol):
     """Turns queries and keys by their tokens' angles, and puts keys and values into their slots."""
 
     def __call__(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slot_mapping: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        qk_norm: QkNorm | None = None,
     ) -> Tensor:
         """Give the turned queries, a new contiguous [T, num_heads, head_dim]; write the caches IN PLACE.
 
@@ -24,6 +43,8 @@ class RotaryWriteKv(Protocol):
         or key head becomes (x[i] * cos[i] - x[i + rotary_dim / 2] * sin[i], x[i + rotary_dim / 2] * cos[i] + x[i] *
         sin[i]); the head's other elements stay as they are, all of them where rotary_dim is 0. Computed in float32,
         rounded to the dtype once.
+
+        With qk_norm each query and key head is first what RmsNorm gives of it, rounded to the dtype as there.
 
         Turned keys, and values as they are, go into the slots of slot_mapping, int64 [T], each in
         [0, num_blocks * block_size). Slots of block 0 may repeat (padding: what lies there afterwards is undefined);
