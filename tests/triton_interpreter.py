@@ -1,13 +1,14 @@
 """Triton kernels on a CPU, by Triton's interpreter, which conftest.py has switched on.
 
-Three things of the interpreter are put right or made quicker, none of them in a kernel: what a GPU runs is the text that
-runs here. `test_triton_interpreter` holds each of them to the arithmetic of a GPU.
+Three things of the interpreter are put right or made quicker, none of them in a kernel: what a GPU runs is the text
+that runs here. `test_triton_interpreter` holds each of them to the arithmetic of a GPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,7 @@ class _Nothing:
 
 
 class _PatchOnce:
-    """Triton's functions are patched by the outermost of nested calls: that takes 3 ms, and they stay so until its end."""
+    """Triton's functions are patched by the outermost of nested calls, until its end: it takes 3 ms each time."""
 
     def __init__(self) -> None:
         self._modules: set[int] = set()
@@ -91,11 +92,12 @@ def use() -> None:
 
 
 def quiet(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Let numpy overflow as a GPU does, without a word."""
+    """Let numpy overflow, and meet NaN, as a GPU does, without a word."""
 
     @functools.wraps(op)
     def call(*arguments: Any, **named: Any) -> Any:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
             return op(*arguments, **named)
 
     return call

@@ -8,8 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.device_math.triton_impl import tanh
+from executor_svc.kernels.gpu import Budget
 
 MAX_BLOCK = 2048
+BUDGETS = {"_gated": Budget(registers=64), "_gelu": Budget(registers=64)}
 
 
 @triton.jit
@@ -34,7 +36,7 @@ def _gated(gate_up, out, width, is_gelu: tl.constexpr, is_tanh: tl.constexpr, bl
     tl.store(out + row * width + columns, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _gelu(x, out, count, is_tanh: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count

@@ -6,7 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.gpu import Budget
+
 MAX_PIECE = 4096
+BUDGETS = {"_copy_blocks": Budget(registers=64)}
 
 
 @triton.jit

@@ -7,7 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.gpu import Budget
+
 MAX_BLOCK = 4096
+BUDGETS = {"_finite_rows": Budget(registers=64, shared_bytes=1024)}
 
 
 @triton.jit

@@ -6,7 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.gpu import Budget
+
 BLOCK = 256
+BUDGETS = {"_forbid_tokens": Budget(registers=32)}
 
 
 @triton.jit

@@ -7,8 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels import logit_bias as contract
+from executor_svc.kernels.gpu import Budget
 
 BLOCK = 256
+BUDGETS = {"_add_logit_bias": Budget(registers=32)}
 LARGEST = tl.constexpr(contract.LARGEST_LOGIT)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.device_math.triton_impl import ordered
+from executor_svc.kernels.gpu import Budget
 
 MAX_CHUNK = 4096
 MAX_BLOCK = 1024
+BUDGETS = {"_scan": Budget(registers=64, shared_bytes=16_384), "_gather": Budget(registers=32, shared_bytes=1024)}
 
 
 @triton.jit

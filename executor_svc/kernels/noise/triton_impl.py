@@ -1,4 +1,4 @@
-"""The noise by a Triton kernel: a lane for each number. Words live in 64 bits, so that a product keeps its high half."""
+"""The noise by a Triton kernel, a lane for each number. Words live in 64 bits: a product keeps its high half."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.gpu import Budget
 from executor_svc.kernels.noise import TOKEN_LANE
 
 BLOCK = 256
+BUDGETS = {"_uniform": Budget(registers=32)}
 LOW = tl.constexpr(0xFFFFFFFF)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "lane"])
 def _uniform(seeds, choices, positions, numbers, count, lane, block: tl.constexpr):
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < count

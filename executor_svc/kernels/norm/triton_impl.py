@@ -1,19 +1,21 @@
-"""RMSNorm and LayerNorm by one Triton kernel: a program takes whole rows into registers, and reads and writes them once."""
+"""RMSNorm and LayerNorm by one Triton kernel: a program takes whole rows into registers, read and written once."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_WIDTH = 1 << 16
+from executor_svc.kernels.gpu import Budget
+
+MAX_WIDTH = 1 << 15
 """Elements of a row that a program's registers hold."""
 TILE = 2048
 """Elements that a program takes at least: short rows, such as heads, go several to a program."""
+BUDGETS = {"_normalize": Budget(registers=128, shared_bytes=1024)}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _normalize(
     x,
     residual,

@@ -1,5 +1,5 @@
 """Paged attention by Triton kernels, prefill and decode alike: online softmax over a tile's keys (Dao 2023,
-"FlashAttention-2"), long contexts in parts that are merged (Dao et al. 2023, "Flash-Decoding"). See work.py for the cut.
+"FlashAttention-2"), long contexts in parts that are merged (Dao et al. 2023, "Flash-Decoding"). work.py cuts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels.device_math.triton_impl import tanh
-from executor_svc.kernels.gpu import Gpu
+from executor_svc.kernels.gpu import Budget, Gpu
 from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch
 from executor_svc.kernels.paged_attention.work import Work, plan_work
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# One program's registers are at least a half of a multiprocessor's; its shared memory is what the smaller cards have.
+BUDGETS = {
+    "_attend": Budget(registers=255, shared_bytes=101_376),
+    "_merge": Budget(registers=128, shared_bytes=1024),
+}
 
 
-@triton.jit
+# What differs from step to step, and from layer to layer, makes no other kernel.
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def _attend(
     query,
     key_cache,
@@ -136,7 +142,7 @@ def _merge(
     total = tl.zeros([tile], dtype=tl.float32)
     mixed = tl.zeros([tile, block_dim], dtype=tl.float32)
     base = (first.to(tl.int64) * num_kv_heads + kv_head) * tile + tl.arange(0, tile)
-    for index in range(0, count):
+    for index in range(count):
         place = base + index * num_kv_heads * tile
         log_sum = tl.load(partial_sums + place)
         values = tl.load(partials + place[:, None] * block_dim + dim[None, :])
@@ -163,20 +169,22 @@ class _Shape:
 
     large_tile: int
     block_tokens: int
+    num_warps: int
     num_stages: int
 
 
 def _shape(gpu: Gpu, head_dim: int, dtype: torch.dtype) -> _Shape:
     """Choose what fits into registers and shared memory."""
     block_dim = max(16, triton.next_power_of_2(head_dim))
-    row_bytes = block_dim * dtype.itemsize
+    is_wide = block_dim > 128
     if dtype == torch.float32:
         # No matrix unit takes it at full precision: the sums are the threads' own, and small pieces do not spill.
-        return _Shape(large_tile=32, block_tokens=32 if block_dim <= 128 else 16, num_stages=1)
-    block_tokens = 64 if block_dim <= 128 else 32
+        return _Shape(16 if is_wide else 32, 16 if is_wide else 32, num_warps=8 if block_dim > 64 else 4, num_stages=1)
+    block_tokens = 32 if is_wide else 64
+    row_bytes = block_dim * dtype.itemsize
     # Keys and values of each stage, and the queries.
     stages = (gpu.shared_bytes - 64 * row_bytes) // (2 * block_tokens * row_bytes)
-    return _Shape(large_tile=64, block_tokens=block_tokens, num_stages=max(1, min(3, stages)))
+    return _Shape(64, block_tokens, num_warps=8 if is_wide else 4, num_stages=max(1, min(3, stages)))
 
 
 class _PlacedWork:
@@ -274,7 +282,7 @@ class TritonAttention:
             has_window=window > 0,
             has_cap=soft_cap > 0,
             block_tokens=shape.block_tokens,
-            num_warps=4,
+            num_warps=shape.num_warps,
             num_stages=shape.num_stages,
             **sizes,
         )

@@ -1,4 +1,4 @@
-"""Penalties by two Triton kernels: the tokens seen are counted, and then every logit whose token was seen is changed once."""
+"""Penalties by two Triton kernels: the tokens seen are counted, then each of their logits is changed once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from executor_svc.kernels import penalties as contract
+from executor_svc.kernels.gpu import Budget
 
 MAX_BLOCK = 2048
+BUDGETS = {"_count": Budget(registers=96, shared_bytes=16_384), "_change": Budget(registers=96)}
 LARGEST = tl.constexpr(contract.LARGEST_LOGIT)
 IN_PROMPT = tl.constexpr(1 << 30)
 """Set beside the count of a token that the prompt holds."""
+COUNT = tl.constexpr((1 << 30) - 1)
 
 
 @triton.jit
@@ -56,9 +59,9 @@ def _change(logits, repetition, presence, frequency, seen, vocab, block: tl.cons
         token = tl.program_id(1) * block + tl.arange(0, block)
         inside = token < vocab
         times = tl.load(seen + row * vocab + token, mask=inside, other=0)
-        count = times & (IN_PROMPT - 1)
+        count = times & COUNT
         factor = tl.load(repetition + row)
-        changes = inside & ((count > 0) | ((times != 0) & (factor != 1.0)))
+        changes = inside & (tl.where(factor != 1.0, times, count) > 0)
         x = tl.load(logits + row * vocab + token, mask=changes, other=0.0)
         x = tl.where(x > 0, tl.div_rn(x, factor + tl.zeros_like(x)), x * factor)
         x = tl.where(count > 0, x - tl.load(presence + row), x)
@@ -85,14 +88,15 @@ def apply_penalties(
     if not num_rows:
         return
     seen = torch.zeros((num_rows, vocab), dtype=torch.int32, device=logits.device)
-    factors = repetition, presence, frequency
+    factors = repetition.contiguous(), presence.contiguous(), frequency.contiguous()
+    lengths = slots.contiguous(), num_prompt_tokens.contiguous(), num_tokens.contiguous()
+    if tokens.stride(1) != 1:
+        tokens = tokens.contiguous()
     longest = tokens.shape[1]
     block = min(MAX_BLOCK, triton.next_power_of_2(longest))
     _count[(num_rows, triton.cdiv(longest, block))](
-        tokens, slots, num_prompt_tokens, num_tokens, *factors, seen, vocab, tokens.stride(0), block=block
+        tokens, *lengths, *factors, seen, vocab, tokens.stride(0), block=block
     )
     block = min(MAX_BLOCK, triton.next_power_of_2(vocab))
     # A product fused with a difference is not rounded, as the contract's is.
-    _change[(num_rows, triton.cdiv(vocab, block))](
-        logits, *factors, seen, vocab, block=block, enable_fp_fusion=False
-    )
+    _change[(num_rows, triton.cdiv(vocab, block))](logits, *factors, seen, vocab, block=block, enable_fp_fusion=False)

@@ -1,6 +1,7 @@
-"""Contract of the rotary embedding (Su et al. 2021, "RoFormer"), halves-apart layout, and of the KV write in one op, with
-the norm of query and key heads (Henry et al. 2020, "Query-Key Normalization for Transformers") where a model has one.
+"""Contract of the rotary embedding (Su et al. 2021, "RoFormer"), halves-apart layout, and of the KV write in one op,
+with the norm of query and key heads (Henry et al. 2020, "Query-Key Normalization for Transformers") of some models.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol

@@ -10,10 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.gpu import Budget
 from executor_svc.kernels.rotary_write_kv import QkNorm
 
 TILE = 2048
 """Elements of a program's heads, about."""
+BUDGETS = {"_rotary_write_kv": Budget(registers=96, shared_bytes=1024)}
 
 
 @triton.jit

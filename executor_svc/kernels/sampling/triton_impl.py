@@ -1,9 +1,7 @@
 """Sampling by Triton kernels, without sorting the vocabulary.
 
 Sums are of whole numbers, so they have no order: programs add to them as they come. A limit in the order of ranks
-(top_k, top_p) or of distances (typical_p) is found in two steps: a histogram over ranges of the order tells the range in
-which it lies, and a search by halves over the tokens of that range alone tells the token. Ranks and distances are
-int64 keys for that, the greatest first; the logit and the id make one rank key, so that no two are equal.
+(top_k, top_p) or of distances (typical_p) is found in two steps, see selection.
 
 Rows are cut into chunks where there is no order to keep: all kernels but the two cuts and the draw run over them.
 """
@@ -17,44 +15,49 @@ from torch import Tensor
 
 from executor_svc.kernels import sampling as contract
 from executor_svc.kernels.device_math.triton_impl import round_to_even
+from executor_svc.kernels.gpu import Budget
 from executor_svc.kernels.selection.triton_impl import (
+    COUNTS,
+    CUT,
+    DISTANCE_CUT,
+    DISTANCES,
     LEAST_EXPONENT,
     NO_CUT,
     RANGES,
+    TABLE,
+    TERMS,
     UNITS,
+    WEIGHTS,
     collect,
+    drawn_units,
     exponents_of,
+    highest_of,
     kept_units,
-    keys_of,
     last_key,
     mass_from,
+    mean_exponent,
     range_and_rest,
     ranges_of,
+    share_of,
     units_of,
 )
 
 MAX_CHUNK = 4096
+MAX_STEP = 2048
+"""Tokens that a program takes at a time where it goes over a whole row."""
+# Two programs of 256 threads fit a multiprocessor.
+BUDGETS = {
+    "_highest": Budget(registers=64, shared_bytes=1024),
+    "_weigh": Budget(registers=128, shared_bytes=20_480),
+    "_cut_ranks": Budget(registers=128, shared_bytes=20_480),
+    "_typical_sums": Budget(registers=128, shared_bytes=1024),
+    "_typical_histogram": Budget(registers=128, shared_bytes=20_480),
+    "_cut_distances": Budget(registers=128, shared_bytes=20_480),
+    "_chunk_sums": Budget(registers=128, shared_bytes=1024),
+    "_draw": Budget(registers=128, shared_bytes=1024),
+}
 
 GREEDY = tl.constexpr(contract.GREEDY_TEMPERATURE)
-# A row of the table: three histograms, then single numbers.
-COUNTS = tl.constexpr(512)
-DISTANCES = tl.constexpr(1024)
-CUT = tl.constexpr(1536)
-WEIGHTS = tl.constexpr(1537)
-TERMS = tl.constexpr(1538)
-DISTANCE_CUT = tl.constexpr(1539)
-TABLE = tl.constexpr(1540)
-
-
-@triton.jit
-def _share(total, share):
-    return tl.maximum(tl.ceil(share.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
-
-
-@triton.jit
-def _highest_of(chunk_values, row, num_chunks, block_chunks: tl.constexpr):
-    at = tl.arange(0, block_chunks)
-    return tl.max(tl.load(chunk_values + row * num_chunks + at, mask=at < num_chunks, other=float("-inf")), axis=0)
 
 
 @triton.jit
@@ -85,7 +88,7 @@ def _weigh(
     row = tl.program_id(0).to(tl.int64)
     heat = tl.load(temperature + row)
     if heat >= GREEDY:
-        highest = _highest_of(chunk_values, row, tl.num_programs(1), block_chunks)
+        highest = highest_of(chunk_values, row, tl.num_programs(1), block_chunks)
         ids = tl.program_id(1) * chunk + tl.arange(0, chunk)
         x = tl.load(logits + row * vocab + ids, mask=ids < vocab, other=float("-inf"))
         exponents = exponents_of(x, highest, heat)
@@ -123,7 +126,7 @@ def _cut_ranks(
         weights += row * vocab
         candidates += row * vocab
         table += row * TABLE
-        highest = _highest_of(chunk_values, row, num_chunks, block_chunks)
+        highest = highest_of(chunk_values, row, num_chunks, block_chunks)
         k = tl.load(top_k + row)
         p = tl.load(top_p + row)
         places = tl.arange(0, RANGES)
@@ -132,7 +135,18 @@ def _cut_ranks(
         if (k > 0) & (k < tl.sum(tl.load(table + COUNTS + places), axis=0)):
             place, rest = range_and_rest(table + COUNTS, k)
             count = collect(
-                logits, weights, NO_CUT, 0.0, highest, heat, 0.0, place, candidates, vocab, by_distance=False, chunk=chunk
+                logits,
+                weights,
+                NO_CUT,
+                0.0,
+                highest,
+                heat,
+                0.0,
+                place,
+                candidates,
+                vocab,
+                by_distance=False,
+                chunk=chunk,
             )
             cut = last_key(logits, weights, candidates, count, rest, highest, heat, 0.0, True, False, chunk)
             mass = tl.sum(tl.where(places < place, tl.load(table + places), 0), axis=0)
@@ -140,12 +154,32 @@ def _cut_ranks(
             # The candidates may be written again.
             tl.debug_barrier()
         if p < 1.0:
-            place, rest = range_and_rest(table, _share(mass, p))
+            place, rest = range_and_rest(table, share_of(mass, p))
             count = collect(
-                logits, weights, NO_CUT, 0.0, highest, heat, 0.0, place, candidates, vocab, by_distance=False, chunk=chunk
+                logits,
+                weights,
+                NO_CUT,
+                0.0,
+                highest,
+                heat,
+                0.0,
+                place,
+                candidates,
+                vocab,
+                by_distance=False,
+                chunk=chunk,
             )
             cut = last_key(logits, weights, candidates, count, rest, highest, heat, 0.0, False, False, chunk)
         tl.store(table + CUT, cut)
+
+
+@triton.jit
+def _kept_of_chunk(logits, weights, min_p, table, row, vocab, chunk: tl.constexpr):
+    """Logits and weights of this program's chunk, and the units of its tokens that were kept so far."""
+    ids = tl.program_id(1) * chunk + tl.arange(0, chunk)
+    x = tl.load(logits + row * vocab + ids, mask=ids < vocab, other=float("-inf"))
+    weight = tl.load(weights + row * vocab + ids, mask=ids < vocab, other=0.0)
+    return x, weight, kept_units(x, weight, ids, tl.load(table + CUT), tl.load(min_p + row))
 
 
 @triton.jit
@@ -166,20 +200,12 @@ def _typical_sums(
     heat = tl.load(temperature + row)
     if (heat >= GREEDY) & (tl.load(typical_p + row) < 1.0):
         table += row * TABLE
-        highest = _highest_of(chunk_values, row, tl.num_programs(1), block_chunks)
-        ids = tl.program_id(1) * chunk + tl.arange(0, chunk)
-        x = tl.load(logits + row * vocab + ids, mask=ids < vocab, other=float("-inf"))
-        weight = tl.load(weights + row * vocab + ids, mask=ids < vocab, other=0.0)
-        units = kept_units(x, weight, ids, tl.load(table + CUT), tl.load(min_p + row))
+        highest = highest_of(chunk_values, row, tl.num_programs(1), block_chunks)
+        x, weight, units = _kept_of_chunk(logits, weights, min_p, table, row, vocab, chunk)
         exponents = tl.where(units > 0, exponents_of(x, highest, heat), 0.0)
         terms = round_to_even(weight.to(tl.float64) * exponents.to(tl.float64) * UNITS)
         tl.atomic_add(table + WEIGHTS, tl.sum(units, axis=0), sem="relaxed")
         tl.atomic_add(table + TERMS, tl.sum(terms, axis=0), sem="relaxed")
-
-
-@triton.jit
-def _mean_exponent(table):
-    return tl.load(table + TERMS).to(tl.float64) / tl.load(table + WEIGHTS).to(tl.float64)
 
 
 @triton.jit
@@ -199,12 +225,9 @@ def _typical_histogram(
     heat = tl.load(temperature + row)
     if (heat >= GREEDY) & (tl.load(typical_p + row) < 1.0):
         table += row * TABLE
-        highest = _highest_of(chunk_values, row, tl.num_programs(1), block_chunks)
-        ids = tl.program_id(1) * chunk + tl.arange(0, chunk)
-        x = tl.load(logits + row * vocab + ids, mask=ids < vocab, other=float("-inf"))
-        weight = tl.load(weights + row * vocab + ids, mask=ids < vocab, other=0.0)
-        units = kept_units(x, weight, ids, tl.load(table + CUT), tl.load(min_p + row))
-        at = table + DISTANCES + ranges_of(x, highest, heat, _mean_exponent(table), by_distance=True)
+        highest = highest_of(chunk_values, row, tl.num_programs(1), block_chunks)
+        x, _, units = _kept_of_chunk(logits, weights, min_p, table, row, vocab, chunk)
+        at = table + DISTANCES + ranges_of(x, highest, heat, mean_exponent(table), by_distance=True)
         tl.atomic_add(at, units, mask=units > 0, sem="relaxed")
 
 
@@ -234,9 +257,9 @@ def _cut_distances(
             logits += row * vocab
             weights += row * vocab
             candidates += row * vocab
-            highest = _highest_of(chunk_values, row, num_chunks, block_chunks)
-            mean = _mean_exponent(table)
-            place, rest = range_and_rest(table + DISTANCES, _share(tl.load(table + WEIGHTS), share))
+            highest = highest_of(chunk_values, row, num_chunks, block_chunks)
+            mean = mean_exponent(table)
+            place, rest = range_and_rest(table + DISTANCES, share_of(tl.load(table + WEIGHTS), share))
             count = collect(
                 logits,
                 weights,
@@ -253,18 +276,6 @@ def _cut_distances(
             )
             cut = last_key(logits, weights, candidates, count, rest, highest, heat, mean, False, True, chunk)
         tl.store(table + DISTANCE_CUT, cut)
-
-
-@triton.jit
-def _drawn_units(logits, weights, highest, heat, min_p, typical_p, table, ids, vocab):
-    """Units of the tokens that every filter left, 0 of the others."""
-    x = tl.load(logits + ids, mask=ids < vocab, other=float("-inf"))
-    weight = tl.load(weights + ids, mask=ids < vocab, other=0.0)
-    units = kept_units(x, weight, ids, tl.load(table + CUT), min_p)
-    if typical_p < 1.0:
-        keys = keys_of(x, ids, highest, heat, _mean_exponent(table), by_distance=True)
-        units = tl.where(keys >= tl.load(table + DISTANCE_CUT), units, 0)
-    return units
 
 
 @triton.jit
@@ -285,19 +296,9 @@ def _chunk_sums(
     heat = tl.load(temperature + row)
     if heat >= GREEDY:
         num_chunks = tl.num_programs(1)
-        highest = _highest_of(chunk_values, row, num_chunks, block_chunks)
+        highest = highest_of(chunk_values, row, num_chunks, block_chunks)
         ids = tl.program_id(1) * chunk + tl.arange(0, chunk)
-        units = _drawn_units(
-            logits + row * vocab,
-            weights + row * vocab,
-            highest,
-            heat,
-            tl.load(min_p + row),
-            tl.load(typical_p + row),
-            table + row * TABLE,
-            ids,
-            vocab,
-        )
+        units = drawn_units(logits, weights, highest, heat, min_p, typical_p, table, row, ids, vocab)
         tl.store(sums + row * num_chunks + tl.program_id(1), tl.sum(units, axis=0))
 
 
@@ -321,7 +322,7 @@ def _draw(
 ):
     row = tl.program_id(0).to(tl.int64)
     heat = tl.load(temperature + row)
-    highest = _highest_of(chunk_values, row, num_chunks, block_chunks)
+    highest = highest_of(chunk_values, row, num_chunks, block_chunks)
     at = tl.arange(0, block_chunks)
     is_chunk = at < num_chunks
     if heat >= GREEDY:
@@ -334,17 +335,7 @@ def _draw(
         before = tl.sum(tl.where(is_before, each, 0), axis=0)
         first = tl.sum(is_before.to(tl.int32), axis=0) * chunk
         ids = first + tl.arange(0, chunk)
-        units = _drawn_units(
-            logits + row * vocab,
-            weights + row * vocab,
-            highest,
-            heat,
-            tl.load(min_p + row),
-            tl.load(typical_p + row),
-            table + row * TABLE,
-            ids,
-            vocab,
-        )
+        units = drawn_units(logits, weights, highest, heat, min_p, typical_p, table, row, ids, vocab)
         token = first + tl.sum((before + tl.cumsum(units, axis=0) <= threshold).to(tl.int32), axis=0)
     else:
         values = tl.load(chunk_values + row * num_chunks + at, mask=is_chunk, other=float("-inf"))
@@ -369,12 +360,15 @@ def sample_tokens(
     if vocab >= contract.MAX_VOCAB:
         raise ValueError(f"a vocabulary of {vocab} tokens; sampling takes fewer than {contract.MAX_VOCAB}")
     logits = logits.contiguous()
+    temperature, top_k, top_p = temperature.contiguous(), top_k.contiguous(), top_p.contiguous()
+    min_p, typical_p, uniform = min_p.contiguous(), typical_p.contiguous(), uniform.contiguous()
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
         return tokens
     chunk = min(MAX_CHUNK, triton.next_power_of_2(vocab))
     num_chunks = triton.cdiv(vocab, chunk)
     sizes = {"chunk": chunk, "block_chunks": triton.next_power_of_2(num_chunks), "num_warps": 8}
+    steps = sizes | {"chunk": min(MAX_STEP, chunk)}
     by_chunk, by_row = (num_rows, num_chunks), (num_rows,)
     chunk_values = logits.new_empty((num_rows, num_chunks))
     chunk_ids = tokens.new_empty((num_rows, num_chunks), dtype=torch.int32)
@@ -385,11 +379,11 @@ def sample_tokens(
 
     _highest[by_chunk](logits, chunk_values, chunk_ids, vocab, chunk=chunk, num_warps=8)
     _weigh[by_chunk](logits, chunk_values, temperature, top_k, top_p, weights, table, vocab, **sizes)
-    row = (logits, weights, chunk_values, temperature)
-    _cut_ranks[by_row](*row, top_k, top_p, table, candidates, vocab, num_chunks, **sizes)
+    row = logits, weights, chunk_values, temperature
+    _cut_ranks[by_row](*row, top_k, top_p, table, candidates, vocab, num_chunks, **steps)
     _typical_sums[by_chunk](*row, min_p, typical_p, table, vocab, **sizes)
     _typical_histogram[by_chunk](*row, min_p, typical_p, table, vocab, **sizes)
-    _cut_distances[by_row](*row, min_p, typical_p, table, candidates, vocab, num_chunks, **sizes)
+    _cut_distances[by_row](*row, min_p, typical_p, table, candidates, vocab, num_chunks, **steps)
     _chunk_sums[by_chunk](*row, min_p, typical_p, table, sums, vocab, **sizes)
     drawn = (logits, weights, chunk_values, chunk_ids, temperature, min_p, typical_p, uniform, table, sums, tokens)
     _draw[by_row](*drawn, vocab, num_chunks, **sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 
 import torch
 
@@ -32,6 +33,8 @@ def build(device: torch.device) -> KernelSet:
 
 def assemble(gpu: Gpu) -> KernelSet:
     """Give the set as it is launched on such a GPU, whether or not there is one."""
+    # Triton 3.10 turns it round. The one kernel whose rounding it would change says so itself.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     from executor_svc.kernels.activation.triton_impl import gelu, gelu_and_mul, relu, silu_and_mul
     from executor_svc.kernels.finite.triton_impl import finite_rows
     from executor_svc.kernels.forbidden.triton_impl import forbid_tokens
@@ -74,15 +77,17 @@ def assemble(gpu: Gpu) -> KernelSet:
 def find_gpu(device: torch.device) -> Gpu:
     """Give the figures of a device. Raises GpuUnusableError: no GPU, no driver, or one that is too old."""
     if device.type != "cuda":
-        raise GpuUnusableError(f"these kernels run on GPUs, not on {device.type}; take --kernels cpu or reference there")
+        raise GpuUnusableError(
+            f"these kernels run on GPUs, not on {device.type}; take --kernels cpu or reference there"
+        )
     if torch.version.cuda is None and torch.version.hip is None:
         raise GpuUnusableError(
-            f"torch {torch.__version__} is built for CPUs alone; install a build with CUDA, as constraints-gpu.txt has it"
+            f"torch {torch.__version__} is built for CPUs alone; install one with CUDA, as constraints-gpu.txt has it"
         )
     if not torch.cuda.is_available():
         raise GpuUnusableError(
-            f"torch {torch.__version__} finds no GPU; see that nvidia-smi lists one, that its driver is new enough for "
-            f"CUDA {torch.version.cuda}, and that this process may see it (CUDA_VISIBLE_DEVICES, the container's devices)"
+            f"torch {torch.__version__} finds no GPU; see that nvidia-smi lists one, that its driver knows CUDA "
+            f"{torch.version.cuda}, and that this process may see it (CUDA_VISIBLE_DEVICES, the container's devices)"
         )
     if (index := device.index or 0) >= torch.cuda.device_count():
         raise GpuUnusableError(f"there is no GPU {index}; {torch.cuda.device_count()} can be seen, counted from 0")
