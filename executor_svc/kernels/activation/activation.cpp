@@ -1,5 +1,6 @@
 // The gated activation: silu(gate) * up.
 #include "../native/csrc/lanes.h"
+#include "../native/csrc/program.h"
 
 namespace octavo {
 namespace {
@@ -37,3 +38,5 @@ OCTAVO_EXPORT void octavo_silu_and_mul(const void* gate_up, void* out, int64_t c
   else
     octavo::gate_rows<float>(gate_up, out, count, width);
 }
+
+OCTAVO_IN_PROGRAMS(octavo_silu_and_mul)

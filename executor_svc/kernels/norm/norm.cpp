@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "../native/csrc/lanes.h"
+#include "../native/csrc/program.h"
 
 namespace octavo {
 namespace {
@@ -72,3 +73,5 @@ OCTAVO_EXPORT void octavo_rms_norm(const void* x, void* rows, const void* weight
   else
     octavo::normalize_rows<float>(x, rows, weight, out, count, width, eps);
 }
+
+OCTAVO_IN_PROGRAMS(octavo_rms_norm)

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 
+#include "../native/csrc/program.h"
 #include "../native/csrc/team.h"
 #include "plan.h"
 
@@ -197,18 +198,17 @@ class Attention {
 
 using namespace octavo;
 
-// dtype is 0 for float32, 1 for bfloat16. step names the batch: calls with the same one have the same batch.
-OCTAVO_EXPORT void octavo_paged_attention(const attention::Batch* batch, int64_t step, const void* query,
-                                          int64_t query_stride, void* out, const void* keys, const void* values,
-                                          int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float scale,
-                                          int32_t dtype) {
+// dtype is 0 for float32, 1 for bfloat16.
+OCTAVO_EXPORT void octavo_paged_attention(const attention::Batch* batch, const void* query, int64_t query_stride,
+                                          void* out, const void* keys, const void* values, int64_t num_heads,
+                                          int64_t num_kv_heads, int64_t head_dim, float scale, int32_t dtype) {
   static thread_local attention::Caller caller;
   const int64_t group = num_heads / num_kv_heads;
   const int threads = team_size();
-  if (caller.step != step || caller.group != group || caller.num_kv_heads != num_kv_heads ||
+  if (caller.step != batch->step || caller.group != group || caller.num_kv_heads != num_kv_heads ||
       caller.threads != threads) {
     caller.plan.build(*batch, group, num_kv_heads, threads);
-    caller.step = step;
+    caller.step = batch->step;
     caller.group = group;
     caller.num_kv_heads = num_kv_heads;
     caller.threads = threads;
@@ -220,3 +220,5 @@ OCTAVO_EXPORT void octavo_paged_attention(const attention::Batch* batch, int64_t
   else
     attention::Attention<bf16>(*batch, layer, caller).run();
 }
+
+OCTAVO_IN_PROGRAMS(octavo_paged_attention)

@@ -19,6 +19,7 @@ struct Batch {
   int64_t table_width;
   int64_t rows;
   int64_t block_size;
+  int64_t step;  // names the batch: calls with the same one have the same batch
 };
 
 // Most query rows of a task: enough that turning the keys and fetching the values costs little beside what they are used for.

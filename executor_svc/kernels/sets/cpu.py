@@ -16,6 +16,7 @@ from executor_svc.kernels.norm.cpu import make_norms
 from executor_svc.kernels.norm.reference import add_layer_norm, layer_norm
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import make_apply_penalties
+from executor_svc.kernels.record.cpu import make_record
 from executor_svc.kernels.rotary_write_kv.cpu import make_rotary_write_kv
 from executor_svc.kernels.sampling.cpu import make_sample_tokens
 
@@ -39,6 +40,7 @@ def build(num_threads: int | None) -> KernelSet:
         relu=relu,
         rotary_write_kv=make_rotary_write_kv(library),
         plan_attention=make_plan_attention(library),
+        record=make_record(library),
         finite_rows=make_finite_rows(library),
         add_logit_bias=make_add_logit_bias(library),
         apply_penalties=make_apply_penalties(library),
