@@ -9,29 +9,11 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 
-class QkNorm(NamedTuple):
-    """The RMSNorm of each query and key head."""
-
-    query_weight: Tensor
-    """[head_dim] of the model's dtype."""
-    key_weight: Tensor
-    """[head_dim] likewise."""
-    eps: float
-
-
 class RotaryWriteKv(Protocol):
     """Turns queries and keys by their tokens' angles, and puts keys and values into their slots."""
 
     def __call__(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slot_mapping: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        qk_norm: QkNorm | None = None,
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> Tensor:
         """Give the turned queries, a new contiguous [T, num_heads, head_dim]; write the caches IN PLACE.
 
@@ -45,9 +27,36 @@ class RotaryWriteKv(Protocol):
         sin[i]); the head's other elements stay as they are, all of them where rotary_dim is 0. Computed in float32,
         rounded to the dtype once.
 
-        With qk_norm each query and key head is first what RmsNorm gives of it, rounded to the dtype as there.
-
         Turned keys, and values as they are, go into the slots of slot_mapping, int64 [T], each in
         [0, num_blocks * block_size). Slots of block 0 may repeat (padding: what lies there afterwards is undefined);
         others are distinct. All other slots keep their bytes.
         """
+
+
+class QkNorm(NamedTuple):
+    """The RMSNorm of each query and key head."""
+
+    query_weight: Tensor
+    """[head_dim] of the model's dtype."""
+    key_weight: Tensor
+    """[head_dim] likewise."""
+    eps: float
+
+
+class NormRotaryWriteKv(Protocol):
+    """RotaryWriteKv of heads that are normed on the way. No field of KernelSet yet: layers norm heads by RmsNorm, which
+    every set has; this enters where a layer asks for it.
+    """
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slot_mapping: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        qk_norm: QkNorm | None = None,
+    ) -> Tensor:
+        """Do as RotaryWriteKv; with qk_norm each query and key head is first what RmsNorm gives of it, rounded so."""

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLibrary
-from executor_svc.kernels.rotary_write_kv import QkNorm, RotaryWriteKv
-from executor_svc.kernels.rotary_write_kv.reference import norm_heads
+from executor_svc.kernels.rotary_write_kv import RotaryWriteKv
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """As rotary_write_kv.cpp numbers them."""
@@ -18,19 +17,10 @@ def make_rotary_write_kv(library: NativeLibrary) -> RotaryWriteKv:
     run = library.function("octavo_rotary_write_kv", *(ADDRESS,) * 7, *(INT64,) * 5, INT32)
 
     def rotary_write_kv(
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slot_mapping: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        *,
-        qk_norm: QkNorm | None = None,
+        qkv: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> Tensor:
         num_tokens, width = qkv.shape
         _, _, num_kv_heads, head_dim = key_cache.shape
-        if qk_norm is not None:
-            qkv = norm_heads(qkv, num_kv_heads, head_dim, qk_norm)
         num_heads = width // head_dim - 2 * num_kv_heads
         query = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype)
         run(

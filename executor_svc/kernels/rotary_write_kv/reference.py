@@ -19,7 +19,7 @@ def rotary_write_kv(
     *,
     qk_norm: QkNorm | None = None,
 ) -> Tensor:
-    """See RotaryWriteKv."""
+    """See RotaryWriteKv and NormRotaryWriteKv."""
     num_kv_heads, head_dim = key_cache.shape[2:]
     if qk_norm is not None:
         qkv = norm_heads(qkv, num_kv_heads, head_dim, qk_norm)

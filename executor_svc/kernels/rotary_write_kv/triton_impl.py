@@ -110,7 +110,7 @@ def rotary_write_kv(
     *,
     qk_norm: QkNorm | None = None,
 ) -> Tensor:
-    """See RotaryWriteKv."""
+    """See RotaryWriteKv and NormRotaryWriteKv."""
     num_tokens, width = qkv.shape
     _, _, num_kv_heads, head_dim = key_cache.shape
     all_heads = width // head_dim

@@ -44,6 +44,7 @@ def assemble(gpu: Gpu) -> KernelSet:
     from executor_svc.kernels.norm.triton_impl import add_layer_norm, add_rms_norm, layer_norm, rms_norm
     from executor_svc.kernels.paged_attention.triton_impl import make_plan_attention
     from executor_svc.kernels.penalties.triton_impl import apply_penalties
+    from executor_svc.kernels.record.reference import record
     from executor_svc.kernels.rotary_write_kv.triton_impl import rotary_write_kv
     from executor_svc.kernels.sampling.triton_impl import sample_tokens
 
@@ -64,6 +65,7 @@ def assemble(gpu: Gpu) -> KernelSet:
         relu=relu,
         rotary_write_kv=rotary_write_kv,
         plan_attention=make_plan_attention(gpu),
+        record=record,
         finite_rows=finite_rows,
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,
