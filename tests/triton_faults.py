@@ -119,7 +119,6 @@ FAULTS: dict[str, list[Fault]] = {
         Fault("a range too far", _SELECTION, "is_before = running < need", "is_before = running <= need"),
         Fault("the search stops early", _SELECTION, "while low + 1 < high", "while low + 4194304 < high"),
         Fault("the search asks for more", _SELECTION, "enough = mass >= need", "enough = mass > need"),
-        Fault("candidates in one place", _SELECTION, "place = count + tl.cumsum", "place = 0 * count + tl.cumsum"),
         Fault("k off by one", _SAMPLING, "range_and_rest(table + COUNTS, k)", "range_and_rest(table + COUNTS, k + 1)"),
         Fault("top_p of too much", _SAMPLING, "tl.where(places < place", "tl.where(places <= place"),
         Fault("a share rounded down", _SELECTION, "tl.ceil(share", "tl.floor(share"),

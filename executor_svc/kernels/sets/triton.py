@@ -15,6 +15,8 @@ from executor_svc.kernels.linear.reference import pack_linear
 OLDEST_TRITON = (3, 6)
 OLDEST_CAPABILITY = (8, 0)
 """Of NVIDIA's cards: the first that multiply bfloat16, and copy to shared memory beside the arithmetic."""
+LEAST_SHARED_BYTES = 65_536
+"""Shared memory that a program has on every card."""
 
 
 class GpuUnusableError(ValueError):
@@ -100,7 +102,9 @@ def find_gpu(device: torch.device) -> Gpu:
             f"{properties.name} has compute capability {capability[0]}.{capability[1]}; these kernels need "
             f"{OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} (Ampere) or later"
         )
-    return Gpu(properties.name, properties.multi_processor_count, properties.shared_memory_per_block_optin)
+    # torch tells it of NVIDIA's cards.
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", 0) or LEAST_SHARED_BYTES
+    return Gpu(properties.name, properties.multi_processor_count, shared_bytes)
 
 
 def check_triton() -> None:
