@@ -137,7 +137,6 @@ FAULTS: dict[str, list[Fault]] = {
             "keys >= tl.load(table + DISTANCE_CUT)",
             "keys > tl.load(table + DISTANCE_CUT)",
         ),
-        Fault("past the last token", _SAMPLING, "tl.minimum(threshold, total - 1)", "threshold"),
         Fault(
             "the draw is a step early",
             _SAMPLING,

@@ -86,13 +86,22 @@ def _activation(module: ModuleType) -> None:
             torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)
 
 
-def _one_unit_more(wanted: float) -> float:
-    """The exponent near log(2^-24) whose weight is this many units of 2^-44 past 2^20, rounded where it is a half."""
-    exponent = np.float32(-16.64)
-    while np.float32(np.exp(np.float64(exponent))) * 2.0**44 < 2**20 + wanted:
+def _units(exponent: float) -> float:
+    """Units of 2^-44 of an exponent's weight, not yet rounded."""
+    return float(np.float32(np.exp(np.float64(exponent)))) * 2.0**44
+
+
+def _exponent_of(least: float) -> float:
+    """The lowest float32 whose weight has so many units; below 2^16 of them they come in steps of less than 1/5."""
+    exponent = np.float32(np.log(least * 2.0**-44) - 1e-4)
+    while _units(exponent) < least:
         exponent = np.nextafter(exponent, np.float32(0))
     return float(exponent)
 
+
+_SECOND = float(np.float32(-16.65))
+_THIRD = _exponent_of(2**20 + 0.6 - round(_units(_SECOND)))
+_HALF = _exponent_of(2**14 + 0.5)
 
 # Logits, temperature, top_k, top_p, min_p, typical_p, uniform.
 _Case = tuple[list[float], float, int, float, float, float, float]
@@ -118,11 +127,11 @@ _FILTERED: list[_Case] = [
 ]
 _LOWEST = float("-inf")
 _EDGES: list[_Case] = [
-    # A share of 2^44 + 15/16 units is one unit more than the first token has.
-    ([0.0, _one_unit_more(1.0), _LOWEST], 1.0, 0, 1 - 2**-24, 0.0, 1.0, _TOP),
+    # The tokens have 2^44 + 2^20 + 1 units: this share of them is 15/16 more than what the first has.
+    ([0.0, _SECOND, _THIRD], 1.0, 0, 1 - 2**-24, 0.0, 1.0, _TOP),
     # Rounded, the second token's units are one more than cut, and the draw falls on the first of them.
-    ([0.0, _one_unit_more(0.5), _LOWEST], 1.0, 0, 1.0, 0.0, 1.0, float(np.nextafter(2**44 / (2**44 + 2**20 + 1), 1))),
-    # uniform times the sum is rounded up to the sum.
+    ([0.0, _HALF, _LOWEST], 1.0, 0, 1.0, 0.0, 1.0, float(np.nextafter(2**44 / (2**44 + 2**14 + 1), 1))),
+    # The greatest number draws the last token that has a weight.
     ([0.0, -5.0, _LOWEST], 1.0, 0, 1.0, 0.0, 1.0, _TOP),
 ]
 
