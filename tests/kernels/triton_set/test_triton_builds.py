@@ -26,6 +26,8 @@ SCRIPT = Path(__file__).parents[2] / "gpu" / "compile_ahead.py"
 KERNELS = Path(importlib.import_module("executor_svc.kernels").__file__ or "").parent
 TARGETS = ("sm_80", "sm_90", "gfx942")
 each_target = pytest.mark.parametrize("target", TARGETS)
+# The first test waits for all compilers, which share the cores with other tests.
+pytestmark = pytest.mark.timeout(600)
 
 Form = dict[str, Any]
 
