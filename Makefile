@@ -13,7 +13,7 @@ PEERS := openvino vllm transformers llamacpp
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve model test test-full check fix protos baseline bench bench-envs bench-peers clean
+.PHONY: help env demo serve model test test-full check fix protos baseline bench bench-envs bench-peers gpu-check clean
 # One goal after the other, also under -j: they share the environment and the ports.
 .NOTPARALLEL:
 
@@ -71,6 +71,9 @@ bench-peers: $(STAMP) ## measure Octavo beside its peers, in turns, into OUT and
 	@mkdir -p .bench
 	@$(MAKE) --no-print-directory --keep-going bench-envs || true
 	@$(BIN)/python bench/peers.py --json $(or $(OUT),.bench/peers.json) $(ARGS)
+
+gpu-check: $(STAMP) ## check and measure the Triton kernels on the GPU at hand, into OUT
+	@$(BIN)/python tests/gpu/gpu_check.py $(or $(OUT),.bench/gpu)
 
 bench-envs: $(PEERS:%=.bench/%/.made) ## make an environment for each peer in .bench (8 GB)
 

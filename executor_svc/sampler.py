@@ -102,9 +102,10 @@ class Sampler:
     def _draw(self, logits: Tensor, parameters: npt.NDArray[np.void], positions: Ints) -> Ints:
         temperature = np.ascontiguousarray(parameters["temperature"])
         if (temperature >= GREEDY_TEMPERATURE).any():
-            noise = self._kernels.uniform(parameters["seed"], parameters["choice"], positions)
+            places = _column(parameters, "seed"), _column(parameters, "choice"), torch.from_numpy(positions)
+            noise = self._kernels.uniform(*places)
         else:
-            noise = np.zeros(len(parameters), dtype=np.float64)
+            noise = torch.zeros(len(parameters), dtype=torch.float64)
         tokens: Ints = self._kernels.sample_tokens(
             logits,
             temperature=torch.from_numpy(temperature),
@@ -112,7 +113,7 @@ class Sampler:
             top_p=_column(parameters, "top_p"),
             min_p=_column(parameters, "min_p"),
             typical_p=_column(parameters, "typical_p"),
-            uniform=torch.from_numpy(noise),
+            uniform=noise,
         ).numpy()
         return tokens
 

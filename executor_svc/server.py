@@ -175,9 +175,9 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _kernels(settings: ExecutorSettings) -> KernelSet:
+def _kernels(settings: ExecutorSettings, device: torch.device) -> KernelSet:
     try:
-        kernels = build_kernels(settings.kernels, _num_threads(settings))
+        kernels = build_kernels(settings.kernels, _num_threads(settings), device)
     except (ValueError, KernelBuildError) as error:
         raise SettingsError(f"--kernels {settings.kernels}: {error}") from None
     if settings.deterministic and not kernels.batch_invariant:
@@ -194,7 +194,7 @@ def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | No
     """
     device = _device(settings.device)
     dtype = resolve_dtype(settings.dtype, device, cpu_features())
-    kernels = _kernels(settings)
+    kernels = _kernels(settings, device)
     if op_times is not None:
         kernels = profiled(kernels, op_times)
     stages.done("kernels")

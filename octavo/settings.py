@@ -38,7 +38,7 @@ EXECUTOR_METRICS_PORT = 9103
 # What the services have, told here so that whoever starts them can check a name at once; a test compares the two.
 POLICIES = ("fcfs", "priority", "shortest-first")
 DEVICES = ("cpu",)
-KERNEL_SETS = ("reference", "cpu")
+KERNEL_SETS = ("reference", "cpu", "triton")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,A-Z]+")
 _CLASS = re.compile(r"\w+(\.\w+)*:\w+")
 
@@ -203,7 +203,7 @@ class ExecutorSettings(Settings):
         choices=("auto", "float32", "bfloat16"),
         help="type of weights and KV; auto: bfloat16 where the CPU computes it",
     )
-    kernels: str = setting("cpu", choices=KERNEL_SETS, help="kernel set: reference or cpu")
+    kernels: str = setting("cpu", choices=KERNEL_SETS, help="kernel set: reference, cpu, or triton on a GPU")
     deterministic: bool = setting(
         False, help="start only if every result is bit-equal whatever else is in a batch; set cpu always is"
     )

@@ -61,6 +61,6 @@ echo "installing into $folder: a minute or two"
 # compat: a path that is searched, so that a folder named octavo beside a user's script does not hide the package.
 # Not compiled ahead: most modules of torch are never imported, and Python compiles the others at their first import.
 "$folder/bin/python" -m pip install $quiet --disable-pip-version-check --no-compile --constraint "constraints-$build.txt" \
-    --config-settings editable_mode=compat --editable '.[gateway,executor,bench,dev]'
+    --config-settings editable_mode=compat --editable '.[gateway,executor,gpu,bench,dev]'
 echo "$folder is ready: octavo with its services, and what tests and checks need. Next:"
 echo "  source $folder/bin/activate"

@@ -8,6 +8,8 @@ import sys
 
 # As in executor_svc/__main__.py, and for the same reason: cells in this process share its cores with the tests.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# Triton reads it when it is imported. A process interprets kernels or compiles them: tests that compile start one.
+os.environ["TRITON_INTERPRET"] = "1"
 
 # A shell starts jobs in the background deaf to Ctrl-C, and they hand that on to the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from executor_svc.kernels.activation import Gelu, GeluAndMul, Relu, SiluAndMul
 from executor_svc.kernels.finite import FiniteRows
 from executor_svc.kernels.forbidden import ForbidTokens
@@ -23,7 +25,7 @@ from executor_svc.kernels.record import Record
 from executor_svc.kernels.rotary_write_kv import RotaryWriteKv
 from executor_svc.kernels.sampling import SampleTokens
 
-KERNEL_SETS = ("reference", "cpu")
+KERNEL_SETS = ("reference", "cpu", "triton")
 """Names that build_kernels takes."""
 
 
@@ -57,12 +59,12 @@ class KernelSet:
     gather_logprobs: GatherLogprobs
 
 
-def build_kernels(name: str, num_threads: int | None = None) -> KernelSet:
-    """Build the named set, with this many compute threads of its own where it has any (by default one for
-    each processor that the process may use).
+def build_kernels(name: str, num_threads: int | None = None, device: torch.device | None = None) -> KernelSet:
+    """Build the named set for a device, the CPU by default, with this many compute threads of its own where it has any
+    (by default one for each processor that the process may use).
 
-    ValueError names the known sets where it is none of them, and an instruction set that does not run here;
-    KernelBuildError where a set must be compiled and cannot be.
+    ValueError names the known sets where it is none of them, an instruction set that does not run here, and what is
+    wrong with the device; KernelBuildError where a set must be compiled and cannot be.
     """
     if name == "reference":
         from executor_svc.kernels.sets.reference import build
@@ -72,4 +74,8 @@ def build_kernels(name: str, num_threads: int | None = None) -> KernelSet:
         from executor_svc.kernels.sets.cpu import build as build_cpu
 
         return build_cpu(num_threads)
+    if name == "triton":
+        from executor_svc.kernels.sets.triton import build as build_triton
+
+        return build_triton(device or torch.device("cpu"))
     raise ValueError(f"unknown kernel set {name!r}; known: {', '.join(KERNEL_SETS)}")

@@ -80,7 +80,7 @@ def test_the_environment_is_made_once(machine: FakeMachine) -> None:
     assert done.returncode == 0, done.stderr
     (pip,) = [line for line in machine.notes.read_text().splitlines() if line.startswith("pip ")]
     assert " --constraint constraints-cpu.txt " in pip
-    assert pip.endswith(" --config-settings editable_mode=compat --editable .[gateway,executor,bench,dev]")
+    assert pip.endswith(" --config-settings editable_mode=compat --editable .[gateway,executor,gpu,bench,dev]")
     assert done.stdout.endswith(f"  source {machine.folder / 'venv'}/bin/activate\n")
     machine.notes.unlink()
     assert machine.make_env().returncode == 0

@@ -19,6 +19,12 @@ def _build(name: str) -> KernelSet:
         return build_kernels("cpu")
 
 
+@pytest.fixture(scope="session", params=("reference", "cpu"))
+def kernels(request: pytest.FixtureRequest) -> KernelSet:
+    """The reference, and the compiled kernels of this machine's best instruction set."""
+    return build_kernels(request.param)
+
+
 @pytest.fixture(scope="session", params=["reference", *_COMPILED])
 def any_set(request: pytest.FixtureRequest) -> KernelSet:
     """The reference, and the compiled kernels of every instruction set."""

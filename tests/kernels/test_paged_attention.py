@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from instruction_sets import each_instruction_set
 
-from executor_svc.kernels import KERNEL_SETS, KernelSet, build_kernels
+from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.native.isa import InstructionSet
 from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
@@ -29,7 +29,7 @@ BATCHES: dict[str, list[Row]] = {
 }
 HEADS = [(1, 1), (4, 4), (9, 3), (8, 1), (6, 2)]
 
-each_set = pytest.mark.parametrize("kernels", [build_kernels(name) for name in KERNEL_SETS], ids=KERNEL_SETS)
+each_set = pytest.mark.usefixtures("kernels")
 cpu_set = build_kernels("cpu")
 """Of the best instruction set; the others are below."""
 reference_set = build_kernels("reference")

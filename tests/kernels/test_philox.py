@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from executor_svc.kernels import KernelSet
-from executor_svc.kernels.noise.reference import philox4x32, uniform
+from executor_svc.kernels.noise.reference import philox4x32
+from executor_svc.kernels.noise.reference import uniform_numbers as uniform
 
 
 @pytest.mark.parametrize(
@@ -76,15 +78,15 @@ def test_no_rows() -> None:
     assert uniform(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)).shape == (0,)
 
 
-def test_compiled_equals_reference(compiled: KernelSet) -> None:
+def test_every_set_gives_the_same_numbers(any_set: KernelSet) -> None:
     """Every set gives the very same numbers, over all bits of seed, choice, position and lane."""
     rng = np.random.default_rng(6)
     seeds = rng.integers(0, 2**64, size=500, dtype=np.uint64)
     choices, positions = rng.integers(0, 2**32, size=(2, 500))
+    columns = [torch.from_numpy(each) for each in (seeds, choices, positions)]
     for lane in (0, 1, 7):
-        expected = uniform(seeds, choices, positions, lane)
-        assert compiled.uniform(seeds, choices, positions, lane).tolist() == expected.tolist()
-    assert compiled.uniform(seeds[::2], choices[::2], positions[::2]).tolist() == (
-        uniform(seeds, choices, positions)[::2].tolist()
-    )
-    assert len(compiled.uniform(seeds[:0], choices[:0], positions[:0])) == 0
+        numbers = any_set.uniform(*columns, lane)
+        assert (numbers.dtype, numbers.tolist()) == (torch.float64, uniform(seeds, choices, positions, lane).tolist())
+    every_other = any_set.uniform(*(each[::2] for each in columns))
+    assert every_other.tolist() == uniform(seeds, choices, positions)[::2].tolist()
+    assert len(any_set.uniform(*(each[:0] for each in columns))) == 0

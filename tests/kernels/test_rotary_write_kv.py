@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from executor_svc.kernels import KERNEL_SETS, KernelSet, build_kernels
+from executor_svc.kernels import KernelSet
 from executor_svc.kernels.native.isa import InstructionSet
 from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.rotary_write_kv import RotaryWriteKv
@@ -20,7 +20,7 @@ from executor_svc.kernels.rotary_write_kv.reference import rotary_embedding, rot
 
 TOLERANCES = {torch.float32: {"rtol": 1e-6, "atol": 1e-6}, torch.bfloat16: {"rtol": 8e-3, "atol": 1e-6}}
 
-each_set = pytest.mark.parametrize("kernels", [build_kernels(name) for name in KERNEL_SETS], ids=KERNEL_SETS)
+each_set = pytest.mark.usefixtures("kernels")
 each_dtype = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=["float32", "bfloat16"])
 
 

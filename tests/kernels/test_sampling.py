@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_svc.kernels import KernelSet
-from executor_svc.kernels.noise.reference import uniform as philox_uniform
+from executor_svc.kernels.noise.reference import uniform_numbers as philox_uniform
 from executor_svc.kernels.sampling import SampleTokens, reference
 
 

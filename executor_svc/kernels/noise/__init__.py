@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
+from torch import Tensor
 
 TOKEN_LANE = 0
 """The lane that picks the token."""
@@ -26,11 +25,8 @@ TOKEN_LANE = 0
 class Uniform(Protocol):
     """Numbers by place."""
 
-    def __call__(
-        self,
-        seeds: npt.NDArray[np.uint64],
-        choices: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        lane: int = TOKEN_LANE,
-    ) -> npt.NDArray[np.float64]:
-        """Return float64 [N], uniform in [0, 1): one number a row. choices and positions are in [0, 2^32)."""
+    def __call__(self, seeds: Tensor, choices: Tensor, positions: Tensor, lane: int = TOKEN_LANE) -> Tensor:
+        """Return float64 [N], uniform in [0, 1): one number a row, on the device of the arguments.
+
+        seeds is uint64 [N], choices and positions are int64 [N], each in [0, 2^32).
+        """

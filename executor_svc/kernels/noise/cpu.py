@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from executor_svc.kernels.native.library import ADDRESS, INT64, NativeLibrary
 from executor_svc.kernels.noise import TOKEN_LANE, Uniform
@@ -13,19 +13,10 @@ def make_uniform(library: NativeLibrary) -> Uniform:
     """Make the op."""
     fill = library.function("octavo_uniform", ADDRESS, ADDRESS, ADDRESS, INT64, INT64, ADDRESS)
 
-    def uniform(
-        seeds: npt.NDArray[np.uint64],
-        choices: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
-        lane: int = TOKEN_LANE,
-    ) -> npt.NDArray[np.float64]:
-        held = [
-            np.ascontiguousarray(seeds, dtype=np.uint64),
-            np.ascontiguousarray(choices, dtype=np.int64),
-            np.ascontiguousarray(positions, dtype=np.int64),
-        ]
-        numbers = np.empty(len(seeds), dtype=np.float64)
-        fill(*(each.ctypes.data for each in held), lane, len(numbers), numbers.ctypes.data)
+    def uniform(seeds: Tensor, choices: Tensor, positions: Tensor, lane: int = TOKEN_LANE) -> Tensor:
+        held = [each.contiguous() for each in (seeds, choices, positions)]
+        numbers = torch.empty(len(seeds), dtype=torch.float64)
+        fill(*(each.data_ptr() for each in held), lane, len(numbers), numbers.data_ptr())
         return numbers
 
     return uniform

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from executor_svc.kernels.noise import TOKEN_LANE
 
@@ -28,13 +30,13 @@ def philox4x32(counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> 
     return np.stack((word0, word1, word2, word3), axis=1).astype(np.uint32)
 
 
-def uniform(
+def uniform_numbers(
     seeds: npt.NDArray[np.uint64],
     choices: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
     lane: int = TOKEN_LANE,
 ) -> npt.NDArray[np.float64]:
-    """See Uniform."""
+    """Return what Uniform gives, of columns in numpy."""
     counter = np.zeros((len(seeds), 4), dtype=np.uint32)
     counter[:, 0] = choices
     counter[:, 1] = positions
@@ -43,3 +45,9 @@ def uniform(
     block = philox4x32(counter, key).astype(np.uint64)
     bits = (block[:, 0] << np.uint64(21)) | (block[:, 1] >> np.uint64(11))
     return bits.astype(np.float64) * 2.0**-53
+
+
+def uniform(seeds: Tensor, choices: Tensor, positions: Tensor, lane: int = TOKEN_LANE) -> Tensor:
+    """See Uniform."""
+    columns = (each.cpu().numpy() for each in (seeds, choices, positions))
+    return torch.from_numpy(uniform_numbers(*columns, lane)).to(seeds.device)

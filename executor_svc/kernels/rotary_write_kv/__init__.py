@@ -1,8 +1,10 @@
-"""Contract of the rotary embedding (Su et al. 2021, "RoFormer"), halves-apart layout, and of the KV write in one op."""
+"""Contract of the rotary embedding (Su et al. 2021, "RoFormer"), halves-apart layout, and of the KV write in one op,
+with the norm of query and key heads (Henry et al. 2020, "Query-Key Normalization for Transformers") of some models.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -29,3 +31,32 @@ class RotaryWriteKv(Protocol):
         [0, num_blocks * block_size). Slots of block 0 may repeat (padding: what lies there afterwards is undefined);
         others are distinct. All other slots keep their bytes.
         """
+
+
+class QkNorm(NamedTuple):
+    """The RMSNorm of each query and key head."""
+
+    query_weight: Tensor
+    """[head_dim] of the model's dtype."""
+    key_weight: Tensor
+    """[head_dim] likewise."""
+    eps: float
+
+
+class NormRotaryWriteKv(Protocol):
+    """RotaryWriteKv of heads that are normed on the way. No field of KernelSet yet: layers norm heads by RmsNorm, which
+    every set has; this enters where a layer asks for it.
+    """
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slot_mapping: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        qk_norm: QkNorm | None = None,
+    ) -> Tensor:
+        """Do as RotaryWriteKv; with qk_norm each query and key head is first what RmsNorm gives of it, rounded so."""

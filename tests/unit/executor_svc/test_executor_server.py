@@ -163,6 +163,7 @@ async def test_death_of_the_device_thread(model: str, monkeypatch: pytest.Monkey
     [
         ({"device": "cuda"}, SettingsError, "--device cuda: .* cpu only"),
         ({"kernels": "reference", "deterministic": True}, SettingsError, "--deterministic: .*--kernels reference"),
+        ({"kernels": "triton"}, SettingsError, "--kernels triton: these kernels run on GPUs, not on cpu"),
         ({"kernels": "none"}, SettingsError, "--kernels none: unknown kernel set .*reference, cpu"),
         ({"max_model_len": 129}, SettingsError, "--max-model-len 129: the model ends at 128 tokens"),
         ({"kv_memory": 1000}, SettingsError, "--kv-memory 1000 bytes"),

@@ -12,7 +12,7 @@ from fakes_executor import make_history, make_sequence
 
 from executor_svc.batch import NewSequence, SamplingParams
 from executor_svc.kernels import KernelSet, build_kernels
-from executor_svc.kernels.noise.reference import uniform
+from executor_svc.kernels.noise.reference import uniform_numbers as uniform
 from executor_svc.kernels.sampling import GREEDY_TEMPERATURE
 from executor_svc.sampler import Sampler
 from executor_svc.sampler_state import SamplerState

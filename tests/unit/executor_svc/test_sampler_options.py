@@ -13,7 +13,7 @@ from processed import chi_square_excess, expected_token, processed_probabilities
 
 from executor_svc.batch import NewSequence, SamplingParams
 from executor_svc.kernels import build_kernels
-from executor_svc.kernels.noise.reference import uniform
+from executor_svc.kernels.noise.reference import uniform_numbers as uniform
 from executor_svc.sampler import Sampler
 from executor_svc.sampler_state import SamplerState
 

@@ -87,7 +87,7 @@ def test_bad_value_names_its_source(argv: list[str], environ: dict[str, str], wo
         (GatewaySettings, ["--api-keys", "/no/such"], "--api-keys='/no/such': must be a file that can be read"),
         (GatewaySettings, ["--chat-template", "/"], "--chat-template='/': must be a file that can be read"),
         (ExecutorSettings, ["--device", "gpu"], "--device='gpu': must be one of cpu"),
-        (ExecutorSettings, ["--kernels", "gpu"], "--kernels='gpu': must be one of reference, cpu"),
+        (ExecutorSettings, ["--kernels", "gpu"], "--kernels='gpu': must be one of reference, cpu, triton"),
     ],
 )
 def test_names_that_nothing_has_are_refused(settings: type[Settings], argv: list[str], words: str) -> None:

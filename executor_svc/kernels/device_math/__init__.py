@@ -1,0 +1,1 @@
+"""Arithmetic that the Triton kernels of several ops share. No op of its own."""
