@@ -116,7 +116,9 @@ def test_a_row_with_nan_harms_no_other(kernels: KernelSet) -> None:
 
 @each_instruction_set
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((4, 4), 33), ((7, 1), 20), ((3, 1), 6), ((40, 2), 128)])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((9, 3), 64), ((4, 4), 33), ((7, 1), 20), ((3, 1), 6), ((40, 2), 128), ((18, 18), 128)]
+)
 def test_every_instruction_set(isa: InstructionSet, dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
     """Each set's kernel gives what the reference gives, over one partition and several, whole tiles and rests."""
     plan_attention = make_plan_attention(load_library(2, isa))

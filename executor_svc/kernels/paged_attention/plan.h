@@ -36,9 +36,9 @@ struct Shape {
 constexpr int kTaskRows = 192;
 // What fetching them costs, in query rows.
 constexpr int kFetchingRows = 6;
-// A task of few query rows reads the KV heads of a token in one go, as they lie, as long as a chunk's keys and values
-// stay in the second-level cache.
-constexpr int64_t kChunkBytes = 256 * 1024;
+// A task of few query rows reads the KV heads of a token in one go, as they lie, up to this much of its key: what is
+// fetched ahead must stay in the second-level cache.
+constexpr int64_t kTokenBytes = 8 * 1024;
 
 // Where partitions of a range of entries lie: for each entry, partition and KV head, the records of its query heads.
 struct Records {
@@ -141,8 +141,7 @@ class Plan {
 
   // All KV heads where every thread gets some partitions nevertheless.
   int32_t heads_together() const {
-    const int64_t most = kChunkBytes / (2 * kChunk * shape_.head_bytes);
-    int64_t heads = std::clamp<int64_t>(most, 1, shape_.num_kv_heads);
+    int64_t heads = std::clamp<int64_t>(kTokenBytes / shape_.head_bytes, 1, shape_.num_kv_heads);
     if (shape_.threads > 1) {
       int64_t partitions = 0;
       for (int32_t row = 0; row < batch_->rows; ++row) partitions += partitions_of(row);
