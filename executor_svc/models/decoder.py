@@ -125,6 +125,8 @@ class CausalLM:
     ) -> None:
         """`longest`: tokens that a sequence may get."""
         self.config = config
+        self.dtype = dtype
+        """Of weights and hidden states."""
         self._plan_attention = kernels.plan_attention
         self._ends = ends
         self._layers = layers
