@@ -129,6 +129,7 @@ class CausalLM:
         """`longest`: tokens that a sequence may get."""
         self.config = config
         self.dtype = dtype
+        """Of weights and hidden states."""
         self._plan_attention = kernels.plan_attention
         self._record = kernels.record
         self._kv_cache: KVCache | None = None

@@ -8,6 +8,7 @@ nothing but a sequence's own tokens.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,10 +209,25 @@ def _probe(path: Path, config: Any, model: Any) -> TransformersConfig:
             f"{len(without)} of its {num_layers} layers, the first of them number {without[0]}, keep no "
             f"keys and values of their own",
         )
+    unseen = _limit_that_only_a_mask_has(model, text, layers)
+    if unseen:
+        raise _refused(path, config, f"{unseen} is in its mask alone, which Octavo does not make")
     shapes = {(each.num_kv_heads, each.head_dim) for each in layers.values()}
     if len(shapes) > 1:
         raise _refused(path, config, "its layers differ in their key and value heads")
     return _describe(config, text, list(layers.values()))
+
+
+def _limit_that_only_a_mask_has(model: Any, text: Any, layers: Mapping[int, LayerAttention]) -> str:
+    """Return the field by which layers see less than all before them, where they do not tell attention of it."""
+    types = getattr(text, "layer_types", None) or []
+    if "chunked_attention" in types:
+        return "attention_chunk_size"
+    windowed = [index for index in layers if index < len(types) and types[index] == "sliding_attention"]
+    code = sys.modules[type(model.base_model).__module__]
+    if not types and getattr(text, "sliding_window", None) and hasattr(code, "create_sliding_window_causal_mask"):
+        windowed = list(layers)
+    return "" if all(layers[index].window for index in windowed) else "sliding_window"
 
 
 def _describe(config: Any, text: Any, layers: list[LayerAttention]) -> TransformersConfig:

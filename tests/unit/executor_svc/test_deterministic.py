@@ -53,8 +53,7 @@ def _sequences() -> dict[str, NewSequence]:
 
 
 def _runner(model: CausalLM, threads: int) -> ModelRunner:
-    dtype = model.dtype
-    kv_cache = KVCache.allocate(model.config, LIMITS.num_blocks, LIMITS.block_size, dtype, CPU)
+    kv_cache = KVCache.allocate(model.config, LIMITS.num_blocks, LIMITS.block_size, model.dtype, CPU)
     for tensor in (*kv_cache.keys, *kv_cache.values):
         tensor.fill_(float("nan"))
     return ModelRunner(model, kv_cache, Sampler(build_kernels("cpu", threads)), LIMITS)

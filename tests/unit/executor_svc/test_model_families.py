@@ -256,3 +256,16 @@ def test_one_norm_for_attention_and_mlp(tmp_path: Path, monkeypatch: pytest.Monk
     expected = _theirs(theirs, prompt)
     ours = _chunked(load_weights(tmp_path, torch.float32, CPU, build_kernels(kernels)), prompt, 1, 0)
     torch.testing.assert_close(ours, expected, rtol=0, atol=BOUND * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("first", _firsts(), ids=lambda variation: variation.family)
+def test_company_changes_no_bit(saved: Saved, first: Variation) -> None:
+    """With the kernels of the CPU set, which promise it, a sequence's logits have the same bits alone and beside
+    others, whole and in chunks.
+    """
+    model = load_weights(saved(first)[0], torch.float32, CPU, build_kernels("cpu"))
+    prompts = [_prompt(length, seed=length) for length in (LENGTH, 9, 30)]
+    alone = [_loop(model).step([(PagedSequence(prompt), len(prompt))])[0] for prompt in prompts]
+    together = _loop(model).step([(PagedSequence(prompt), len(prompt)) for prompt in prompts])
+    assert torch.equal(together, torch.stack(alone))
+    assert torch.equal(_chunked(model, prompts[0], 7, 0)[-1], alone[0])

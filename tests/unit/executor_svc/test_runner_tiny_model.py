@@ -132,12 +132,13 @@ def test_a_row_of_nan_leaves_its_neighbours_alone(
     kernels = build_kernels("cpu")
     sound = load_weights(folder, torch.float32, CPU, kernels)
     broken = load_weights(folder, torch.float32, CPU, kernels)
-    whole = broken._embedding.weight_rows
+    embedding = broken._ends.embedding
+    whole = embedding.weight_rows
 
     def weight_rows(indices: Tensor) -> Tensor:
         return whole(indices).masked_fill_((indices == 300)[:, None], float("nan"))
 
-    monkeypatch.setattr(broken._embedding, "weight_rows", weight_rows)
+    monkeypatch.setattr(embedding, "weight_rows", weight_rows)
 
     def start(model: CausalLM, *rows: tuple[int, list[int]]) -> StepResult:
         return _step(_runner(("cpu", model)), 1, *rows)

@@ -88,6 +88,10 @@ REFUSED = {
         {"layer_types": ["conv", "full_attention"]},
         "1 of its 2 layers, the first of them number 0, keep no",
     ),
+    "Llama4TextConfig": (
+        {"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 80, "attention_chunk_size": 16},
+        "attention_chunk_size is in its mask alone",
+    ),
     "MptConfig": ({"n_embd": 1, "d_model": 48, "n_heads": 4, "n_layers": 2}, "config has no max_position_embeddings"),
 }
 
