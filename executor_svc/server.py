@@ -243,6 +243,11 @@ class Load:
             )
         self._stages.done("weights")
         limits = self._limits(model.config, default_kv_memory())
+        if settings.max_model_len is None and model.config.unstretched_length < model.config.max_position_embeddings:
+            fields = {"max_model_len": limits.max_model_len, "longest": model.config.max_position_embeddings}
+            logger.warning(
+                "the model takes longer sequences if --max-model-len asks for them", extra={"fields": fields}
+            )
         kv_bytes = limits.num_blocks * block_bytes(model.config, settings.block_size, dtype)
         _warn_of_memory(kv_bytes)
         kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)

@@ -306,8 +306,9 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             if weight.dim() == 1:
-                # Around 1 for a norm's weight, around 0 for Gemma's and for a bias.
-                weight.copy_(0.3 * noise + (1.0 if float(weight.mean()) == 1.0 else 0.0))
+                # Around 1 for a norm's weight, around 0 for Gemma's and for a bias, which must not drown the tokens.
+                spread = 0.1 if name.endswith("bias") else 0.3
+                weight.copy_(spread * noise + (1.0 if float(weight.mean()) == 1.0 else 0.0))
             elif "embed" in name or "wte" in name or "wpe" in name:
                 weight.copy_(0.1 * noise)
             else:

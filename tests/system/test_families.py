@@ -102,6 +102,7 @@ async def test_a_prefix_is_found_though_its_beginning_is_gone(tmp_path: Path) ->
         ("GPT-NeoX", "parallel"),
         ("OPT", "narrow embedding, norms after the sums (350m)"),
         ("Qwen 3 MoE", "plain"),
+        ("Phi-3", "LongRoPE, short factors"),
     ],
 )
 async def test_a_cell_of_another_family(tmp_path: Path, family: str, name: str) -> None:

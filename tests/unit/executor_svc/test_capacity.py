@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from executor_svc.batch import Limits
@@ -17,6 +19,8 @@ def _plan(
     kv_memory: int | None = None,
     max_position_embeddings: int = 100,
     default_kv_memory: int = 1 << 40,
+    unstretched_length: int | None = None,
+    window: int = 0,
 ) -> Limits:
     """A block takes 1000 bytes."""
     return plan_limits(
@@ -25,6 +29,8 @@ def _plan(
         max_position_embeddings=max_position_embeddings,
         block_bytes=1000,
         default_kv_memory=default_kv_memory,
+        unstretched_length=unstretched_length,
+        window=window,
     )
 
 
@@ -44,6 +50,23 @@ def test_the_pool_is_no_larger_than_memory() -> None:
     limits = _plan(kv_memory=5999, default_kv_memory=1 << 40)
     assert (limits.num_blocks, limits.max_model_len) == (5, 64)
     assert _plan(kv_memory=9000).max_model_len == 100
+
+
+def test_a_window_needs_less_than_the_whole_length() -> None:
+    """A sequence takes at most its window and the tokens of two steps of 64: so many blocks do for any length."""
+    # 9 tokens of the window and 128 of the steps lie in 10 blocks of 16.
+    limits = _plan(max_position_embeddings=100_000, window=10)
+    assert (limits.num_blocks, limits.max_model_len, limits.window) == (4 * 10 + 1, 100_000, 10)
+    small = _plan(max_position_embeddings=100_000, window=10, kv_memory=11_000)
+    assert (small.num_blocks, small.max_model_len) == (11, 100_000)
+    assert _plan(max_position_embeddings=100_000, window=10, kv_memory=10_000).max_model_len == 9 * 16
+    assert _plan(window=10) == replace(_plan(), window=10)
+
+
+def test_longer_than_unstretched_only_when_asked() -> None:
+    """Where longer sequences would change what shorter ones compute, an unset length stays below that."""
+    assert _plan(unstretched_length=40).max_model_len == 40
+    assert _plan(unstretched_length=40, max_model_len=41).max_model_len == 41
 
 
 @pytest.mark.parametrize(

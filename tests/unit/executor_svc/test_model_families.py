@@ -11,14 +11,21 @@ from typing import Any
 
 import pytest
 import torch
-from model_variations import VARIATIONS, Variation, save_variation
+from model_variations import VARIATIONS, Variation, save_fallback, save_variation
 from paged import PagedLoop, PagedSequence
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from executor_svc.kernels import build_kernels
-from executor_svc.models import CausalLM, load_weights
+from executor_svc.models import CausalLM, ModelConfig, load_weights
+from executor_svc.models.config import NormKind, Placement
+from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.family import Family
 from executor_svc.models.loader import describe
+from executor_svc.models.naming import Names
+from executor_svc.models.reading import read_llama_like
+from executor_svc.models.registry import FAMILIES
+from executor_svc.models.spec import MlpSpec, Split
 from executor_svc.weights import open_checkpoint
 
 CPU = torch.device("cpu")
@@ -142,6 +149,24 @@ def test_names(saved: Saved, variation: Variation) -> None:
     assert sorted(seen) == sorted(named)
 
 
+def test_splits(saved: Saved, variation: Variation) -> None:
+    """Every linear layer says how ranks divide it: what attention and MLP read by output features, queries, keys,
+    values, gate and up each by themselves, what they write by input features, the vocabulary by tokens.
+    """
+    config, spec = describe(open_checkpoint(saved(variation)[0]))
+    kv_size = config.num_kv_heads * config.head_dim
+    for layer in spec.layers:
+        assert layer.qkv.split_sections == (config.num_heads * config.head_dim, kv_size, kv_size)
+        mlps = [layer.mlp] if isinstance(layer.mlp, MlpSpec) else layer.mlp.experts
+        for mlp in mlps:
+            assert mlp.up.split_sections == (mlp.down.in_features,) * (1 + config.gated)
+        assert {layer.qkv.split, *(mlp.up.split for mlp in mlps)} == {Split.COLUMN}
+        assert {layer.attention_output.split, *(mlp.down.split for mlp in mlps)} == {Split.ROW}
+        for linear in (layer.qkv, *(mlp.up for mlp in mlps)):
+            assert sum(linear.split_sections) == linear.out_features
+    assert {each.split for each in (spec.embedding, spec.head) if each is not None} == {Split.VOCABULARY}
+
+
 def _firsts() -> list[Variation]:
     """The first variation of each family."""
     return list({variation.family: variation for variation in reversed(VARIATIONS)}.values())
@@ -184,3 +209,50 @@ def test_older_rotary_fields(saved: Saved, tmp_path: Path, first: Variation) -> 
         return config | older | {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0}}
 
     assert _agrees(_rewritten(saved(first)[0], tmp_path / "model", change))
+
+
+@pytest.mark.parametrize("first", _firsts(), ids=lambda variation: variation.family)
+def test_bfloat16_strays_no_further_than_theirs(saved: Saved, first: Variation, kernels: str) -> None:
+    """In bfloat16 the logprobs stray from float32's hardly more than those of transformers in bfloat16 do."""
+    folder, model = saved(first)
+    prompt = _prompt(LENGTH)
+    exact = _theirs(model, prompt).log_softmax(-1)
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    theirs = _theirs(rounded, prompt).float().log_softmax(-1)
+    loop = PagedLoop(
+        load_weights(folder, torch.bfloat16, CPU, build_kernels(kernels)),
+        num_blocks=16,
+        block_size=BLOCK_SIZE,
+        dtype=torch.bfloat16,
+    )
+    sequence, rows = PagedSequence(prompt), []
+    while sequence.num_computed < LENGTH:
+        rows.append(loop.step([(sequence, 1)])[0])
+    ours = torch.stack(rows).log_softmax(-1)
+    assert float((ours - exact).abs().mean()) < 1.5 * float((theirs - exact).abs().mean())
+
+
+def _read_stablelm(fields: ConfigFields) -> ModelConfig:
+    return read_llama_like(
+        fields,
+        "StableLmForCausalLM",
+        norm=NormKind.LAYER,
+        placement=Placement.PARALLEL_SHARED,
+        norm_eps=fields.number("layer_norm_eps"),
+        qkv_bias=fields.flag("use_qkv_bias"),
+        output_bias=False,
+        mlp_bias=False,
+    )
+
+
+def test_one_norm_for_attention_and_mlp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    """A placement that no family has: both sublayers read one normed residual, as StableLM 2's do where they stand side
+    by side.
+    """
+    family = Family("StableLmForCausalLM", _read_stablelm, names=Names(norms={"attention_norm": "input_layernorm"}))
+    monkeypatch.setitem(FAMILIES, family.architecture, family)
+    theirs = save_fallback(tmp_path, "StableLmConfig", use_parallel_residual=True, use_qkv_bias=True)
+    prompt = _prompt(LENGTH)
+    expected = _theirs(theirs, prompt)
+    ours = _chunked(load_weights(tmp_path, torch.float32, CPU, build_kernels(kernels)), prompt, 1, 0)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=BOUND * float(expected.abs().max()))
