@@ -44,6 +44,13 @@ def tokens_of(metadata: dict[str, Any], text: str) -> list[str]:
         ("smollm", "x's", ["x", "'s"]),
         ("llama-bpe", "he12", ["he", "12"]),
         ("smollm", "²½", ["Â", "²", "Â", "½"]),
+        ("gpt-4o", "1231", ["123", "1"]),
+        ("gpt-4o", "the's", ["t", "he", "'s"]),
+        ("dbrx", "1231", ["123", "1"]),
+        ("stablelm2", "12", ["1", "2"]),
+        ("seed-coder", "12", ["1", "2"]),
+        ("deepseek-coder", "12 the", ["1", "2", "Ġthe"]),
+        ("olmo", "123", ["123"]),
     ],
 )
 def test_digits_spaces_and_contractions_are_cut_as_the_file_names_it(pre: str, text: str, tokens: list[str]) -> None:
@@ -59,9 +66,10 @@ def test_a_whole_piece_that_is_a_token_needs_no_merges_where_the_family_says_so(
 
 
 def test_qwen_composes_unicode_and_others_leave_it() -> None:
-    """NFC is part of the Qwen2 tokenizer alone: a letter and its accent become one character."""
+    """NFC is part of Qwen2's and GPT-NeoX's tokenizers: a letter and its accent become one character."""
     decomposed = "e\u0301"
     assert tokens_of(byte_level_metadata("qwen2"), decomposed) == ["Ã", "©"]
+    assert tokens_of(byte_level_metadata("olmo"), decomposed) == ["Ã", "©"]
     assert tokens_of(byte_level_metadata("smollm"), decomposed) == ["e", "Ì", "ģ"]
 
 
@@ -172,6 +180,20 @@ def test_sentencepiece_agrees_with_transformers_conversion(tmp_path: Path) -> No
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf", local_files_only=True)
     for text in [text for text in TEXTS if not text.startswith(" ") and "<s>" not in text]:
         assert ours.encode(text).ids == theirs(text)["input_ids"], text
+
+
+@pytest.mark.parametrize(("architecture", "after"), [("phi3", ["▁the"]), ("llama", ["▁", "<0x0A>", "the"])])
+def test_phi3_has_no_line_ends_behind_its_marks(architecture: str, after: list[str]) -> None:
+    """White space that the template has behind a mark of a turn is part of the mark, as the model was trained."""
+    metadata = sentencepiece_metadata() | {"general.architecture": architecture}
+    tokens = [*metadata["tokenizer.ggml.tokens"], "<|user|>"]
+    metadata |= {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*metadata["tokenizer.ggml.token_type"], CONTROL],
+        "tokenizer.ggml.scores": [*metadata["tokenizer.ggml.scores"], -1000.0],
+    }
+    expected = [tokens.index(token) for token in ("<|user|>", *after)]
+    assert build(metadata).encode("<|user|>\nthe", add_special_tokens=False).ids == expected
 
 
 def test_every_listed_rule_makes_a_tokenizer_that_loads() -> None:
