@@ -137,12 +137,12 @@ _EDGES: list[_Case] = [
 
 
 def _same_tokens(module: ModuleType, cases: list[_Case], vocab: int) -> None:
-    """Draw from rows whose further tokens have no weight, and whose last has that of the highest."""
+    """Draw from rows whose further tokens have no weight, but for one near the end that has that of the highest."""
     logits = torch.full((len(cases), vocab), _LOWEST)
     for row, (values, *_) in enumerate(cases):
         logits[row, : len(values)] = torch.tensor(values)
         if vocab > len(values):
-            logits[row, -1] = max(values)
+            logits[row, -50] = max(values)
     temperature, top_k, top_p, min_p, typical_p, uniform = zip(*(case[1:] for case in cases), strict=True)
     parameters = {"temperature": torch.tensor(temperature), "top_k": torch.tensor(top_k), "top_p": torch.tensor(top_p)}
     parameters |= {"min_p": torch.tensor(min_p), "typical_p": torch.tensor(typical_p)}
@@ -155,7 +155,7 @@ def _sampling(module: ModuleType) -> None:
     """Every filter alone and with others, the edges where one unit decides, and rows in two chunks."""
     _same_tokens(module, _FILTERED, len(_LEVELS))
     _same_tokens(module, _EDGES, 3)
-    _same_tokens(module, [_FILTERED[0], _FILTERED[1], _FILTERED[6], (*_FILTERED[1][:6], _TOP)], 4100)
+    _same_tokens(module, [_FILTERED[0], _FILTERED[1], _FILTERED[6], (*_FILTERED[1][:6], _TOP)], 4200)
 
 
 def _noise(module: ModuleType) -> None:
@@ -167,7 +167,9 @@ def _penalties(module: ModuleType) -> None:
     tokens = torch.tensor([[0, 1, 1, 2, 2, 2, 5], [9, 9, 9, 9, 9, 9, 9], [3, 3, 4, 6, 7, 7, 8]], dtype=torch.int32)
     columns = [torch.tensor(each) for each in ([1.3, 1.0], [0.7, 0.1], [0.3, -0.9])]
     columns[0][0] = 1e-40
-    logits = torch.arange(20.0).view(2, 10) - 9
+    logits = torch.arange(20.0).view(2, 10) - 4
+    # Of the prompt alone, in a row without repetition.
+    logits[1, 0] = _LOWEST
     results = []
     for op in (module.apply_penalties, penalties.apply_penalties):
         changed = logits.clone()

@@ -87,7 +87,7 @@ def _check(kernels: KernelSet, vocab: int, num_rows: int, seed: int, rounding: f
     assert kernels.sample_tokens(logits, **parameters).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 17, 256, 257, 1200, 4096, 4097, 9001])
+@pytest.mark.parametrize("vocab", [1, 17, 257, 1200, 4097, 9001])
 @pytest.mark.parametrize("rounding", [0.0, 0.25, 4.0])
 def test_the_same_tokens_are_drawn(kernels: KernelSet, vocab: int, rounding: float) -> None:
     """Batches of mixed rows, with and without equal logits, in one chunk and several, draw the reference's tokens."""
