@@ -48,7 +48,7 @@ from octavo.v1 import inference_pb2_grpc
 ROWS = 8
 WAITING = 8
 MAX_TOKENS = 192
-CAPACITY_SECONDS = 8.0
+CAPACITY_SECONDS = 4.0
 FLAGS = {"max_num_seqs": str(ROWS), "max_waiting": str(WAITING), "max_requests": "64", "check_invariants": "false"}
 
 

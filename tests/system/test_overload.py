@@ -38,8 +38,8 @@ async def run_overload(tmp_path: Path, seconds: int) -> None:
 
 @pytest.mark.asyncio
 async def test_a_short_overload_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Eight seconds of it: accepted requests end well, others are refused, afterwards all is idle."""
-    await run_overload(tmp_path, 8)
+    """Five seconds of it: accepted requests end well, others are refused, afterwards all is idle."""
+    await run_overload(tmp_path, 5)
 
 
 @pytest.mark.full
