@@ -12,7 +12,7 @@ with every fault and difference to OUT:
     worst_pause_s             the longest that any stream stood still, its first token included
 
 Who is refused with UNAVAILABLE before anything has begun asks again; what has begun must go on. The model is a tiny
-random one. Exit code 1 unless the first is 1 and the second 0.
+random one. Exit code 1 unless the first is 1, the second 0, and over many seeds memory stays flat.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from octavo.models.prepare import prepare
 from octavo.models.prepared import PreparedModel, open_prepared
 
 IDLE_SECONDS = 30.0
+_SLACK_BYTES = 32 * 2**20
 _BAD = ('"level": "critical"', "AssertionError", "output contradicts the record", "handler failed")
 """What no fault explains: a broken invariant, a bug."""
 
@@ -147,6 +148,22 @@ def memory_of(cell: ChaosCell) -> dict[str, int]:
     }
 
 
+def is_flat(memory: list[dict[str, int]]) -> bool:
+    """Whether no kind of service holds more at the end than at the beginning, but for a little; few seeds tell nothing.
+
+    Processes come and go, so the most that any of a kind held is compared, of the first and the last quarter.
+    """
+    quarter = len(memory) // 4
+    if not quarter:
+        return True
+    kinds = {name.rpartition("-")[0] for each in memory for name in each}
+
+    def most(part: list[dict[str, int]], kind: str) -> int:
+        return max((held for each in part for name, held in each.items() if name.startswith(kind)), default=0)
+
+    return all(most(memory[-quarter:], kind) <= 1.1 * most(memory[:quarter], kind) + _SLACK_BYTES for kind in kinds)
+
+
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run every seed, or for as long as is asked, on one cell."""
     results: list[Result] = []
@@ -175,6 +192,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "faults": sum(len(each.faults) for each in results),
         "peak_client_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "memory_bytes": memory,
+        "memory_is_flat": is_flat(memory),
         "seeds": [dataclasses.asdict(each) for each in results],
     }
 
@@ -208,6 +226,7 @@ def main() -> int:
     for line in complaints[:5]:
         print(line, file=sys.stderr)
     is_good = report["finished_equal_fraction"] == 1 and not report["leaked_blocks"] and not complaints
+    is_good = is_good and report["memory_is_flat"]
     return 0 if is_good else 1
 
 
