@@ -13,7 +13,7 @@ PEERS := openvino vllm transformers llamacpp
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve model test test-full check fix protos baseline bench bench-envs bench-peers gpu-check clean
+.PHONY: help env demo serve model test test-full check fix protos baseline chaos soak bench bench-envs bench-peers gpu-check clean
 # One goal after the other, also under -j: they share the environment and the ports.
 .NOTPARALLEL:
 
@@ -61,6 +61,13 @@ protos: $(STAMP) ## make the Python stubs again from protos/
 
 baseline: $(STAMP) ## at a release: hold today's contracts against later ones
 	$(BIN)/buf build protos --output protos/baseline.binpb
+
+chaos: $(STAMP) ## watch streams go on while services are killed, stopped and cut off
+	@$(BIN)/python bench/chaos.py --show --seconds 60 --requests 60 $(ARGS)
+
+soak: $(STAMP) ## half an hour of faults: nothing fails, nothing leaks, memory stays flat
+	@mkdir -p .bench
+	@$(BIN)/python bench/chaos.py --minutes 30 --seconds 60 --requests 200 --json $(or $(OUT),.bench/soak.json) $(ARGS)
 
 bench: $(STAMP) ## measure how fast Octavo serves, against the floor of this machine, into OUT
 	@mkdir -p .bench

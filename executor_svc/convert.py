@@ -39,6 +39,11 @@ _REASONS = {
 _NANOSECONDS = 1_000_000_000
 
 
+def progress(num_ticks: int) -> pb.ExecuteResponse:
+    """Return a sign of life."""
+    return pb.ExecuteResponse(progress=pb.Progress(num_ticks=num_ticks))
+
+
 def malformed(field: str, description: str) -> ServiceError:
     """Return the INVALID_ARGUMENT that ends a stream whose peer broke the contract."""
     return invalid_argument([FieldViolation(field, description)])

@@ -28,11 +28,13 @@ from executor_svc.model_runner import ModelRunner
 from executor_svc.models import CausalLM, ServedConfig, load_model, read_config
 from executor_svc.sampler import Sampler
 from executor_svc.servicer import ExecutorService
+from executor_svc.ticks import DeviceTicks
 from executor_svc.worker import Worker
 from octavo.internal.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
 from octavo.models import PreparedModel, open_prepared
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.metrics import MetricsServer
+from octavo.rpc.progress import StallWatch
 from octavo.rpc.server import RpcServer, wait_for_signal
 from octavo.rpc.settings import SettingsError
 from octavo.rpc.stages import Stages
@@ -67,7 +69,12 @@ class ExecutorServer:
         self._op_times = OpTimes() if settings.profile_ops else None
         if self._op_times is not None:
             registry.register(OpSeconds(self._op_times.seconds))
-        self._worker = Worker(on_answer=metrics.step_answered, check_invariants=settings.check_invariants)
+        self._ticks = DeviceTicks()
+        self._worker = Worker(
+            on_answer=metrics.step_answered, check_invariants=settings.check_invariants, ticks=self._ticks
+        )
+        self._stall_watch = StallWatch(lambda: self._worker.is_busy, lambda: self._ticks.count, settings.stall_timeout)
+        self._tasks: list[asyncio.Task[None]] = []
         self._rpc = RpcServer(settings.bind, settings.port)
         self._servicer: ExecutorService | None = None
         self._watch: asyncio.Task[int]
@@ -104,8 +111,8 @@ class ExecutorServer:
             await self._rpc.start(SERVICE_NAME)
             undo.pop_all()
         self._watch = asyncio.create_task(self._watch_worker(servicer))
-        for name in ("", SERVICE_NAME):
-            await self._rpc.health.set(name, True)
+        await self._set_health(True)
+        self._tasks = [asyncio.create_task(self._stall_watch.run(self._stall_changed))]
         self._stages.done("listening")
         figures = _figures(settings, info, load)
         figures |= {"port": self.port, "metrics_port": self.metrics_port}
@@ -114,12 +121,15 @@ class ExecutorServer:
 
     async def run(self, stop: Awaitable[object]) -> int:
         """Serve until `stop` is done or the device thread has died, then stop. Returns the exit code."""
+        assert self._servicer is not None  # start
         stopped = asyncio.ensure_future(stop)
+        drained = asyncio.ensure_future(self._servicer.drained.wait())
         try:
-            await asyncio.wait((stopped, self._watch), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((stopped, drained, self._watch), return_when=asyncio.FIRST_COMPLETED)
             return self._watch.result() if self._watch.done() else EXIT_OK
         finally:
             stopped.cancel()
+            drained.cancel()
             await self.stop()
 
     async def stop(self) -> None:
@@ -128,11 +138,27 @@ class ExecutorServer:
         """
         assert self._servicer is not None  # start
         await self._rpc.health.drain()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._servicer.end_streams(_unavailable("STOPPING", "the executor is stopping"))
         await self._rpc.stop(STOP_GRACE)
         await self._worker.stop()
         await self._watch
         await self._metrics_server.stop()
+
+    async def _set_health(self, is_serving: bool) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._rpc.health.set(name, is_serving)
+
+    def _stall_changed(self, is_stalled: bool) -> None:
+        """Say that the device hangs, and where, or that it goes on."""
+        fields = {"ticks": self._ticks.count, "seconds": round(self._stall_watch.stuck_for, 1)}
+        if is_stalled:
+            logger.error("the device makes no progress", extra={"fields": fields | {"stack": self._worker.where()}})
+        else:
+            logger.warning("the device goes on", extra={"fields": fields})
+        self._tasks.append(asyncio.ensure_future(self._set_health(not is_stalled)))
 
     def _has_session(self) -> bool:
         return self._servicer is not None and self._servicer.has_session

@@ -17,20 +17,29 @@ from octavo.internal.executor.v1 import executor_pb2 as pb
 from octavo.internal.executor.v1 import executor_pb2_grpc
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.limits import MAX_TERM
+from octavo.rpc.seal import SealCheck
 
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[pb.ExecuteRequest, pb.ExecuteResponse]
 OpenSession = Callable[["_Stream", pb.Begin], Session]
 
+PROGRESS_INTERVAL = 0.25
+"""Seconds between two signs of life in a session."""
+
 
 class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
-    """Serves sessions, one at a time. Raises ServiceError for octavo.rpc's interceptor to turn into a status."""
+    """Serves sessions, one at a time. Raises ServiceError for octavo.rpc's interceptor to turn into a status.
+
+    `drained` is set once a scheduler has asked the executor to stop.
+    """
 
     def __init__(self, info: ExecutorInfo, worker: Worker) -> None:
+        self.drained = asyncio.Event()
         self._info = info
         self._worker = worker
         self._highest_term = 0
+        self._session_number = 0
         self._streams: set[_Stream] = set()
         self._owner: _Stream | None = None
         self._refusal: ServiceError | None = None
@@ -50,7 +59,7 @@ class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
         """Say Welcome, take Begin, and run the session until either side ends it. Frames are read from the context."""
         if self._refusal is not None:
             raise self._refusal
-        stream = _Stream(context)
+        stream = _Stream(context, self._worker, self.drained)
         self._streams.add(stream)
         try:
             await context.write(convert.welcome(self._info, self._highest_term))
@@ -74,15 +83,16 @@ class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
                 metadata={"highest_term": str(self._highest_term)},
             )
         if self._owner is not None:
-            if begin.term == self._highest_term:
+            if begin.term == self._highest_term and begin.session <= self._session_number:
                 raise ServiceError(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     "SESSION_EXISTS",
-                    f"a stream of term {begin.term} is live; another takes its place when it has ended",
+                    f"session {self._session_number} of term {begin.term} is live; a higher one may take its place",
                 )
-            replaced = f"a scheduler of term {begin.term} has taken over"
+            replaced = f"session {begin.session} of a scheduler of term {begin.term} has taken over"
             self._owner.end(ServiceError(grpc.StatusCode.ABORTED, "SESSION_REPLACED", replaced))
         self._highest_term = begin.term
+        self._session_number = begin.session
         self._owner = stream
         logger.info("session begins", extra={"fields": {"term": begin.term, "session": begin.session}})
         return self._worker.open(begin.session, stream.deliver)
@@ -91,9 +101,14 @@ class ExecutorService(executor_pb2_grpc.ExecutorServiceServicer):
 class _Stream:
     """One call of Execute: a task that reads frames, one that writes them, and an end that others may bring about."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, worker: Worker, drained: asyncio.Event) -> None:
         self._context = context
-        self._events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+        self._worker = worker
+        self._drained = drained
+        self._seals = SealCheck()
+        # None: a sign of life is due.
+        self._events: asyncio.Queue[SessionEvent | None] = asyncio.Queue()
+        self._timer: asyncio.TimerHandle | None = None
         self._end: asyncio.Future[ServiceError] = asyncio.get_running_loop().create_future()
         self._session: Session | None = None
 
@@ -121,6 +136,8 @@ class _Stream:
         finally:
             if self._session is not None:
                 self._session.close()
+            if self._timer is not None:
+                self._timer.cancel()
             read.cancel()
             write.cancel()
             await asyncio.gather(read, write, return_exceptions=True)
@@ -134,8 +151,11 @@ class _Stream:
         self._session = session = open_session(self, frame.begin)
         step = 0
         while (frame := await self._next_frame()) is not None:
+            if frame.WhichOneof("frame") == "drain":
+                self._drained.set()
+                continue
             if frame.WhichOneof("frame") != "step_batch":
-                raise convert.malformed("frame", "only StepBatch may follow Begin")
+                raise convert.malformed("frame", "only StepBatch and Drain may follow Begin")
             if frame.step_batch.session != session.number:
                 continue
             step += 1
@@ -146,14 +166,28 @@ class _Stream:
     async def _next_frame(self) -> pb.ExecuteRequest | None:
         frame = await self._context.read()
         # EOF is an object of grpc's own, of no public type.
-        return frame if isinstance(frame, pb.ExecuteRequest) else None
+        if not isinstance(frame, pb.ExecuteRequest):
+            return None
+        if not self._seals.is_whole(frame):
+            raise convert.malformed("checksum", "is missing, though earlier frames had one")
+        return frame
 
     async def _write(self) -> None:
         while True:
             event = await self._events.get()
+            if event is None:
+                await self._context.write(convert.progress(self._worker.ticks.count))
+                continue
             if isinstance(event, SessionReady):
                 await self._context.write(convert.ready(event.session))
+                self._live()
                 continue
             assert self._session is not None
             self._session.answering(event)
             await self._context.write(convert.step_result(event))
+
+    def _live(self) -> None:
+        """Have a sign of life written now and from time to time, unless the writer is behind already."""
+        if self._events.empty():
+            self._events.put_nowait(None)
+        self._timer = asyncio.get_running_loop().call_later(PROGRESS_INTERVAL, self._live)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -15,8 +17,11 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from executor_svc.batch import StepBatch, StepFailureReason, StepResult
+from executor_svc.ticks import DeviceTicks
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_FRAMES = 12
 
 
 class StepRunner(Protocol):
@@ -102,7 +107,8 @@ class Worker:
     """The device thread.
 
     on_answer: takes every step with its result, on the event loop, before the session hears of it and also where it
-    no longer does. check_invariants: after every step; a state that contradicts itself ends the thread.
+    no longer does. check_invariants: after every step; a state that contradicts itself ends the thread. ticks: counted
+    up at both ends of each step.
     """
 
     def __init__(
@@ -110,7 +116,10 @@ class Worker:
         *,
         on_answer: Callable[[StepBatch, StepResult], None] | None = None,
         check_invariants: bool = False,
+        ticks: DeviceTicks | None = None,
     ) -> None:
+        self.ticks = DeviceTicks() if ticks is None else ticks
+        self._is_at_work = False
         self._on_answer = on_answer
         self._check_invariants = check_invariants
         self._runner: StepRunner
@@ -120,6 +129,16 @@ class Worker:
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the thread has something to do, or does something."""
+        return self._is_at_work or not self._queue.empty()
+
+    def where(self) -> str:
+        """Return what the thread does at this moment, as Python sees it: for people, where it hangs."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:])
 
     @property
     def alive(self) -> bool:
@@ -188,8 +207,9 @@ class Worker:
     def _work(self) -> None:
         failures = 0
         ended: float | None = None
-        while (item := self._queue.get()) is not None:
+        while (item := self._next_item()) is not None:
             session = item.session
+            self.ticks.tick()
             if session.closed:
                 continue
             if isinstance(item, _Begin):
@@ -210,6 +230,13 @@ class Worker:
                 self._runner.check_invariants()
             # The loop puts the times in: whatever is done here makes the device wait.
             self._tell(self._answer, item, result, started - item.submitted, idle)
+
+    def _next_item(self) -> _Begin | _Step | None:
+        self._is_at_work = False
+        self.ticks.tick()
+        item = self._queue.get()
+        self._is_at_work = True
+        return item
 
     def _answer(self, step: _Step, result: StepResult, queue: float, idle: float | None) -> None:
         result = replace(result, timings=replace(result.timings, queue=queue, idle=idle))

@@ -37,6 +37,7 @@ class Accepted:
     cache: CacheParams
     output: OutputParams
     num_choices: int
+    resume_grace: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Acceptance:
         prepared = model.prepared
         violations = list(validation.check_parameters(command, prepared.vocab_size))
         violations += validation.check_best_of(command, streaming=streaming)
+        violations += validation.check_resume_grace(command, streaming=streaming)
+        if command.resume is not None:
+            violations += validation.check_resume(command, streaming=False)
         bad_words: tuple[tuple[int, ...], ...] = ()
         if bad := list(validation.check_bad_words(command.bad_words)):
             violations += bad
@@ -84,6 +88,7 @@ class Acceptance:
             cache=validation.resolve_cache(command),
             output=validation.resolve_output(command),
             num_choices=validation.resolve_num_choices(command),
+            resume_grace=validation.resolve_resume_grace(command, streaming=streaming),
         )
 
     async def accept_score(self, command: ScoreCommand, model: ServedModel) -> AcceptedScore:

@@ -70,6 +70,10 @@ class AdminClient:
         )
         return answer.num_freed_blocks
 
+    async def drain(self, request: scheduler_pb2.DrainRequest, remaining: float | None) -> None:
+        """Have a service of the cell stop. Raises NOT_FOUND where it is not there."""
+        await self._ask(self._stub.Drain, request, remaining)
+
     async def _ask(self, method: Callable[..., Any], request: object, remaining: float | None) -> Any:
         # A scheduler that answers but has refused this gateway, one of another cell for instance, is not to be steered.
         self._cell.require_scheduler()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc.aio
@@ -23,8 +23,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Shows and steers the cell."""
 
-    def __init__(self, scheduler: AdminClient) -> None:
+    def __init__(self, scheduler: AdminClient, incarnation: str, drain: Callable[[], None]) -> None:
+        """`incarnation`: of this gateway; `drain` has it stop."""
         self._scheduler = scheduler
+        self._incarnation = incarnation
+        self._drain = drain
 
     async def ListRequests(  # noqa: N802
         self, request: admin_pb2.ListRequestsRequest, context: _Context
@@ -85,6 +88,20 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         with _told_at_once(context):
             freed_blocks = await self._scheduler.flush_prefix_cache(request.executor, context.time_remaining())
         return admin_pb2.FlushPrefixCacheResponse(freed_blocks=freed_blocks)
+
+    async def Drain(self, request: admin_pb2.DrainRequest, context: _Context) -> admin_pb2.DrainResponse:  # noqa: N802
+        """Have a service stop: this gateway itself, or another by way of the scheduler."""
+        refuse_unknown_fields(request)
+        target = request.WhichOneof("target")
+        if target == "gateway" and request.gateway in ("self", self._incarnation):
+            self._drain()
+            return admin_pb2.DrainResponse()
+        if target is None or not getattr(request, target):
+            raise invalid_argument([FieldViolation("target", "must name a gateway, the scheduler or an executor")])
+        asked = scheduler_pb2.DrainRequest(**{target: getattr(request, target)})
+        with _told_at_once(context):
+            await self._scheduler.drain(asked, context.time_remaining())
+        return admin_pb2.DrainResponse()
 
 
 @contextlib.contextmanager

@@ -30,17 +30,21 @@ class Cell:
     def __init__(self) -> None:
         self._pools: Mapping[str, Pool] = {}
         self._is_attached = False
+        self._is_stalled = False
         self._changed = asyncio.Event()
+        self._attached = asyncio.Event()
 
     def attach(self) -> None:
         """Note that the scheduler has welcomed this gateway. Its pools are told next."""
         self._is_attached = True
+        self._attached.set()
         self._changed.set()
 
     def detach(self) -> None:
         """Note that the scheduler is gone, and what it told with it."""
-        self._is_attached = False
+        self._is_attached = self._is_stalled = False
         self._pools = {}
+        self._attached.clear()
         self._changed.set()
 
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
@@ -48,10 +52,25 @@ class Cell:
         self._pools = pools
         self._changed.set()
 
+    def set_stalled(self, is_stalled: bool) -> None:
+        """Note whether, by word of the scheduler, work waits and nothing commits."""
+        if is_stalled != self._is_stalled:
+            self._is_stalled = is_stalled
+            self._changed.set()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Work waits and nothing commits."""
+        return self._is_stalled
+
     @property
     def is_attached(self) -> bool:
         """The scheduler is there."""
         return self._is_attached
+
+    async def wait_attached(self) -> None:
+        """Return once a scheduler is there."""
+        await self._attached.wait()
 
     async def wait_changed(self) -> None:
         """Return after the next change; for one waiter."""

@@ -22,6 +22,8 @@ from gateway.requests import (
     LogitBias,
     LogprobColumns,
     Prompt,
+    Resume,
+    ResumePosition,
     ScoreCommand,
     Scores,
     Started,
@@ -83,6 +85,8 @@ def command_from(request: inference_pb2.GenerateRequest) -> GenerateCommand:
         ),
         cache_salt=request.cache.salt,
         bypass_cache=request.cache.bypass,
+        resume_grace=_seconds(request.resume_grace) if request.HasField("resume_grace") else None,
+        resume=_resume_from(request.resume) if request.WhichOneof("input") == "resume" else None,
         label=request.request_id,
     )
 
@@ -205,6 +209,12 @@ def _input_from(request: inference_pb2.GenerateRequest | inference_pb2.ScoreRequ
     return None
 
 
+def _resume_from(resume: inference_pb2.ResumeInput) -> Resume:
+    # Of a choice that is named twice the later position counts.
+    positions = {each.choice: ResumePosition(each.num_tokens, each.text_bytes) for each in resume.positions}
+    return Resume(resume.token, positions)
+
+
 def _chat_from(chat: inference_pb2.ChatInput) -> ChatInput:
     messages = [ChatMessage(_ROLES.get(message.role), message.content) for message in chat.messages]
     return ChatInput(messages, chat.continue_final_message)
@@ -228,6 +238,7 @@ def _started(event: Started) -> inference_pb2.Started:
         prompt_tokens=event.prompt_tokens,
         max_tokens=event.max_tokens,
         cached_tokens=event.cached_tokens,
+        resume_token=event.resume_token,
     )
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import grpc
+
 from gateway.best_of import likeliest, renumbered
 from gateway.choice_reader import ChoiceReader, OnStop
 from gateway.detokenizer import Detokenizer
 from gateway.live_request import LiveRequest
 from gateway.output_text import OutputText
 from gateway.prompt_reader import PromptReader
-from gateway.requests import Event, OutputParams, Started, Usage
+from gateway.requests import Event, OutputParams, ResumePosition, Started, Usage
 from gateway.stop_matcher import StopMatcher, StopStrings
 from gateway.vocabulary import Vocabulary
+from octavo.rpc.errors import ServiceError
 
 
 class Generation:
@@ -29,6 +34,16 @@ class Generation:
         self._unranked: list[Event] = []
         self._has_started = False
         self._has_finished = False
+
+    def resume_at(self, positions: Mapping[int, ResumePosition]) -> None:
+        """Tell only what the reader of an earlier stream has not had. Raises ServiceError for a choice that is none."""
+        for choice, position in positions.items():
+            if choice >= len(self._choices):
+                message = f"resume.positions: there is no choice {choice}, the request has {len(self._choices)}"
+                raise ServiceError(grpc.StatusCode.FAILED_PRECONDITION, "BAD_POSITION", message)
+            self._choices[choice].resume_at(position)
+        if any(position.num_tokens for position in positions.values()):
+            self._prompt.skip()
 
     @property
     def request_id(self) -> str:
@@ -100,6 +115,7 @@ class Generation:
 
     def _started(self) -> Started:
         request = self._request
+        request.is_token_told = bool(request.resume_token)
         return Started(
             request_id=request.id,
             model=request.model,
@@ -108,6 +124,7 @@ class Generation:
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.stopping.max_tokens,
             cached_tokens=request.num_cached_when_accepted,
+            resume_token=request.resume_token,
         )
 
 

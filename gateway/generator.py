@@ -15,18 +15,21 @@ import grpc.aio
 from gateway.acceptance import Acceptance
 from gateway.auth import DEFAULT_TENANT
 from gateway.cell import Cell
+from gateway.detached import Detached
 from gateway.ending import CANCELLED, FAILED, FINISHED, Ending
 from gateway.generation import Generation
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayMetrics
 from gateway.requests import (
+    ALL_SHOWN,
     ANY_TIME,
     SHARED,
     CacheParams,
     CancelReason,
     FinishReason,
     GenerateCommand,
+    OutputParams,
     SamplingParams,
     SchedulingParams,
     ScoreCommand,
@@ -34,6 +37,8 @@ from gateway.requests import (
     StoppingParams,
     Usage,
 )
+from gateway.resume_client import HandsOver, Resumption
+from gateway.resume_tokens import ResumeTokens
 from gateway.scoring import STOPPING, sampling_of, score_of
 from gateway.served_models import ServedModel, ServedModels
 from gateway.time_limits import DEADLINE, FIRST_TOKEN_TARGET, QUEUE_TTL, TimeLimits, deadline_exceeded
@@ -69,7 +74,7 @@ class _Call:
     came_at: float
 
 
-class Scheduler(Protocol):
+class Scheduler(HandsOver, Protocol):
     """What a request needs of the scheduler. No call waits: what a connection loses, the next one makes good."""
 
     def submit(self, request: LiveRequest) -> None:
@@ -93,10 +98,13 @@ class Generator:
         scheduler: Scheduler,
         metrics: GatewayMetrics,
         clock: Callable[[], float],
+        tokens: ResumeTokens,
     ) -> None:
-        """`clock`: seconds, the event loop's."""
+        """`clock`: seconds, the event loop's. `tokens`: for requests that may be taken up."""
         self._models = models
         self._live = live
+        self.detached = Detached(self._end)
+        self._resumption = Resumption(tokens, models, live, cell, scheduler, self.detached, clock)
         self._acceptance = Acceptance(cell)
         self._time_limits = TimeLimits(cell, clock)
         self._scheduler = scheduler
@@ -127,26 +135,40 @@ class Generator:
         async with self._until(call):
             with self._refusals_counted(deadline):
                 self.check_open()
-                model = self._models.resolve(command.model)
-                accepted = await self._acceptance.accept(command, model, streaming=streaming)
-                request = self._add(
-                    call,
-                    model,
-                    command.label,
-                    accepted.prompt_token_ids,
-                    accepted.sampling,
-                    accepted.stopping,
-                    accepted.num_choices,
-                    accepted.scheduling,
-                    accepted.cache,
-                )
+                if command.resume is not None:
+                    request = await self._resumption.take_up(command, tenant, streaming=streaming)
+                    model = self._models.resolve(request.model)
+                else:
+                    model = self._models.resolve(command.model)
+                    accepted = await self._acceptance.accept(command, model, streaming=streaming)
+                    request = self._add(
+                        call,
+                        model,
+                        command.label,
+                        accepted.prompt_token_ids,
+                        accepted.sampling,
+                        accepted.stopping,
+                        accepted.num_choices,
+                        accepted.scheduling,
+                        accepted.cache,
+                        accepted.output,
+                        accepted.resume_grace,
+                    )
+                    request.resume_token = self._resumption.token_of(request)
 
             def stop_choice(choice: int, num_kept: int, stop_string: str) -> None:
                 if request.stop_choice(choice, num_kept, stop_string):
                     self._scheduler.stop_choice(request, choice)
 
-            with bind_request(request.id), self._submitted(request):
-                yield Generation(request, model.tokenizer.vocabulary, accepted.output, stop_choice)
+            with bind_request(request.id), self._submitted(request, is_new=command.resume is None):
+                generation = Generation(request, model.tokenizer.vocabulary, request.output, stop_choice)
+                if command.resume is not None:
+                    generation.resume_at(command.resume.positions)
+                yield generation
+
+    def cancel(self, token: str, tenant: str) -> None:
+        """End the request of a resume token, wherever it is. Raises ServiceError for no token of this tenant's."""
+        self._resumption.cancel(token, tenant)
 
     async def score(
         self,
@@ -204,6 +226,8 @@ class Generator:
         num_choices: int,
         scheduling: SchedulingParams = ANY_TIME,
         cache: CacheParams = SHARED,
+        output: OutputParams = ALL_SHOWN,
+        resume_grace: float | None = None,
     ) -> LiveRequest:
         """Start the record of a request that was accepted."""
         if call.deadline is not None and self._clock() >= call.deadline:
@@ -221,6 +245,8 @@ class Generator:
             traceparent=call.traceparent,
             scheduling=scheduling,
             cache=cache,
+            output=output,
+            resume_grace=resume_grace,
         )
 
     @contextmanager
@@ -240,15 +266,23 @@ class Generator:
             raise
 
     @contextmanager
-    def _submitted(self, request: LiveRequest) -> Iterator[None]:
-        """Give a request to the scheduler, and take it back however the body ends."""
+    def _submitted(self, request: LiveRequest, *, is_new: bool = True) -> Iterator[None]:
+        """Give a request to the scheduler, and take it back however the body ends.
+
+        `is_new`: the scheduler has not got it yet. One that may be taken up outlives a client that is lost.
+        """
         try:
-            logger.info("request accepted", extra={"fields": _fields_of_accepted(request)})
-            self._scheduler.submit(request)
+            what = "request accepted" if is_new else "request taken up"
+            logger.info(what, extra={"fields": _fields_of_accepted(request)})
+            if is_new:
+                self._scheduler.submit(request)
             with self._time_limits.watched(request):
                 yield
         except BaseException as error:
-            self._end(request, error)
+            if self._outlives(request, error):
+                self.detached.hold(request)
+            else:
+                self._end(request, error)
             raise
         else:
             self._end(request, None)
@@ -256,10 +290,18 @@ class Generator:
     def _end(self, request: LiveRequest, ended_by: BaseException | None) -> None:
         ending = self._ending(request, ended_by)
         self._live.remove(request, ending)
-        if not request.is_released:
+        # At a shutdown the scheduler keeps those that another gateway may take up.
+        is_left = ending is CANCELLED[CancelReason.SHUTDOWN] and request.resume_grace is not None
+        if not request.is_released and not is_left:
             self._scheduler.cancel(request, _TOLD_REASONS.get(ending, CancelReason.CLIENT))
         error = ended_by.reason if isinstance(ended_by, ServiceError) else None
         logger.info("request finished", extra={"fields": self._fields_of_finished(request, ending, error)})
+
+    def _outlives(self, request: LiveRequest, ended_by: BaseException) -> bool:
+        """Tell whether a request goes on without the client that was served until `ended_by`."""
+        is_lost = isinstance(ended_by, asyncio.CancelledError | grpc.aio.InternalError)
+        may_return = request.is_token_told and request.resume_grace is not None
+        return is_lost and may_return and not self._live.is_closed and not self._is_late(request)
 
     def _ending(self, request: LiveRequest, ended_by: BaseException | None) -> Ending:
         """Return how a request has ended whose client was served until `ended_by`; None: to the end."""
@@ -276,6 +318,8 @@ class Generator:
                 return CANCELLED[CancelReason.SHUTDOWN]
             case ServiceError(reason=reason) if reason == CANCELLED_BY_OPERATOR:
                 return CANCELLED[CancelReason.OPERATOR]
+            case ServiceError(reason="CANCELLED_BY_CLIENT" | "TAKEN_UP"):
+                return CANCELLED[CancelReason.CLIENT]
             case ServiceError(code=grpc.StatusCode.DEADLINE_EXCEEDED, reason=reason):
                 return CANCELLED[_LIMITS.get(reason, CancelReason.DEADLINE)]
             case ServiceError(code=code):

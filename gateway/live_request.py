@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from gateway.logprob_record import LogprobRecord, PromptLogprobRecord, RecordError
 from gateway.metrics import ModelMetrics
 from gateway.requests import (
+    ALL_SHOWN,
     CacheParams,
     ChoiceEnd,
     FinishReason,
     LogprobColumns,
+    OutputParams,
     SamplingParams,
     SchedulingParams,
     StoppingParams,
@@ -113,9 +115,20 @@ class LiveRequest:
         scheduling: SchedulingParams,
         cache: CacheParams,
         metrics: ModelMetrics,
+        output: OutputParams = ALL_SHOWN,
+        resume_grace: float | None = None,
+        first_id: tuple[str, int] | None = None,
     ) -> None:
         self.counter = counter
         self.id = format_request_id(incarnation, counter)
+        self.output = output
+        self.resume_grace = resume_grace
+        """Seconds that it outlives its client, for whoever takes it up; None: it does not."""
+        self.first_id = first_id or (incarnation, counter)
+        """What its resume tokens name: the id that it had at the gateway that accepted it."""
+        self.resume_token = ""
+        self.is_token_told = False
+        """Its client has what takes it up, or may have."""
         self.label = label
         self.model = model
         self.model_revision = model_revision
@@ -184,6 +197,22 @@ class LiveRequest:
         # What a request that is taken up again finds in the cache holds output too, and is no news of its first run.
         if choice < len(self.choices) and not self.choices[choice].token_ids:
             self.num_cached_tokens = min(count, len(self.prompt_token_ids))
+
+    def take_over(
+        self, choice: int, token_ids: Sequence[int], logprobs: LogprobColumns | None, end: ChoiceEnd | None
+    ) -> None:
+        """Fill a choice with what another gateway's record of the request has. Raises RecordError."""
+        record = self.choices[choice]
+        if token_ids and record.logprobs is not None:
+            record.logprobs.append(logprobs, len(token_ids), 0)
+        record.token_ids.extend(token_ids)
+        record.end = end
+        if end is not None:
+            self._num_unfinished -= 1
+        self.queue_deadline = self.first_token_deadline = None
+        self.confirmed = True
+        self.news.add(choice)
+        self.changed.set()
 
     def leave_queue(self) -> None:
         """Note that the request has run: its time in the queue is over, and ends it no more."""

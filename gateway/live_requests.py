@@ -14,11 +14,13 @@ from gateway.live_request import LiveRequest
 from gateway.logprob_record import RecordError
 from gateway.metrics import GatewayMetrics
 from gateway.requests import (
+    ALL_SHOWN,
     ANY_TIME,
     SHARED,
     CacheParams,
     ChoiceEnd,
     LogprobColumns,
+    OutputParams,
     SamplingParams,
     SchedulingParams,
     StoppingParams,
@@ -46,6 +48,8 @@ class LiveRequests:
         self._requests: dict[int, LiveRequest] = {}
         self._last_counter = 0
         self._is_closed = False
+        self._is_draining = False
+        self._removed = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -57,9 +61,22 @@ class LiveRequests:
         """The gateway is shutting down."""
         return self._is_closed
 
+    def mint(self) -> int:
+        """Return a counter that was never used."""
+        self._last_counter += 1
+        return self._last_counter
+
+    def find_by_first_id(self, first_id: tuple[str, int]) -> LiveRequest | None:
+        """Return the request that had an id first and has not ended."""
+        return next((each for each in self.unended() if each.first_id == first_id), None)
+
+    def refuse_new(self) -> None:
+        """Take no more requests; those here go on."""
+        self._is_draining = True
+
     def check_open(self) -> None:
         """Raise ServiceError (UNAVAILABLE) where the gateway is shutting down."""
-        if self._is_closed:
+        if self._is_closed or self._is_draining:
             raise _shutting_down()
 
     def add(
@@ -77,16 +94,22 @@ class LiveRequests:
         traceparent: str,
         scheduling: SchedulingParams = ANY_TIME,
         cache: CacheParams = SHARED,
+        output: OutputParams = ALL_SHOWN,
+        resume_grace: float | None = None,
+        first_id: tuple[str, int] | None = None,
+        counter: int | None = None,
+        age: float = 0.0,
     ) -> LiveRequest:
         """Mint an id and start a record: the request is accepted. Raises ServiceError when closed.
 
-        `model` is one of those that the metrics know.
+        `model` is one of those that the metrics know. Of a request that is taken up: `counter` is one that was minted
+        for it, `first_id` the id that it had first, `age` the seconds since then.
         """
-        self.check_open()
+        if counter is None:
+            self.check_open()
         metrics = self._metrics.by_model[model]
-        self._last_counter += 1
         request = LiveRequest(
-            counter=self._last_counter,
+            counter=self.mint() if counter is None else counter,
             incarnation=self.incarnation,
             label=label,
             model=model,
@@ -96,12 +119,15 @@ class LiveRequests:
             sampling=sampling,
             stopping=stopping,
             num_choices=num_choices,
-            accepted_at=self._clock(),
+            accepted_at=self._clock() - age,
             deadline=deadline,
             traceparent=traceparent,
             scheduling=scheduling,
             cache=cache,
             metrics=metrics,
+            output=output,
+            resume_grace=resume_grace,
+            first_id=first_id,
         )
         self._requests[request.counter] = request
         self._empty.clear()
@@ -110,6 +136,7 @@ class LiveRequests:
 
     def remove(self, request: LiveRequest, ending: Ending) -> None:
         """Forget a request that has ended so. Idempotent."""
+        self._removed.set()
         if self._requests.pop(request.counter, None) is not None:
             self._metrics.by_model[request.model].end(ending, self._clock() - request.accepted_at)
         if not self._requests:
@@ -122,6 +149,10 @@ class LiveRequests:
     def unended(self) -> list[LiveRequest]:
         """Return those that the scheduler still has to do with, oldest first."""
         return [request for request in self._requests.values() if not request.has_ended]
+
+    def num_resumable(self) -> int:
+        """Return how many of them may be taken up elsewhere."""
+        return sum(request.resume_grace is not None for request in self.unended())
 
     def find_unended(self, counter: int) -> LiveRequest | None:
         """Return a request that has not ended."""
@@ -186,6 +217,12 @@ class LiveRequests:
         self._is_closed = True
         for request in self._requests.values():
             request.fail(_shutting_down(), released=False)
+
+    async def wait_served(self, detached: Callable[[], set[LiveRequest]]) -> None:
+        """Return when no request with a client is left; `detached`: those without one."""
+        while set(self._requests.values()) - detached():
+            self._removed.clear()
+            await self._removed.wait()
 
     async def wait_empty(self) -> None:
         """Return when no request is left."""

@@ -22,6 +22,10 @@ class PromptReader:
         self._num_tokens = len(request.prompt_token_ids)
         self._num_read = 0 if output.echo or output.has_prompt_logprobs else self._num_tokens
 
+    def skip(self) -> None:
+        """Tell nothing more: it was read already."""
+        self._num_read = self._num_tokens
+
     @property
     def is_done(self) -> bool:
         """All has been told that was asked for."""

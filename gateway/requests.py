@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -31,6 +31,22 @@ class ChatInput:
     continue_final_message: bool = False
 
 
+@dataclass(frozen=True)
+class ResumePosition:
+    """How far one choice was read: tokens, and bytes of their text in UTF-8."""
+
+    num_tokens: int
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a stream was lost. `positions`: by choice."""
+
+    token: str
+    positions: Mapping[int, ResumePosition]
+
+
 Input = TextInput | TokenIdsInput | ChatInput
 Continuation = TextInput | TokenIdsInput
 MIN_BIAS = -100.0
@@ -49,7 +65,7 @@ class LogitBias:
 class GenerateCommand:
     """A request as the client sent it; None: unset. Meaning and ranges as in octavo.v1.GenerateRequest.
 
-    `queue_ttl` and `first_token_target` are seconds, NaN where what came is no length of time.
+    `queue_ttl`, `first_token_target` and `resume_grace` are seconds, NaN where what came is no length of time.
     """
 
     model: str = ""
@@ -83,6 +99,8 @@ class GenerateCommand:
     first_token_target: float | None = None
     cache_salt: str = ""
     bypass_cache: bool = False
+    resume_grace: float | None = None
+    resume: Resume | None = None
     label: str = ""
 
 
@@ -170,6 +188,10 @@ class OutputParams:
     num_best: int | None = None
 
 
+ALL_SHOWN = OutputParams()
+"""Of a request that says nothing of it."""
+
+
 class FinishReason(Enum):
     """Why a choice ended."""
 
@@ -225,6 +247,7 @@ class Started:
     prompt_tokens: int
     max_tokens: int
     cached_tokens: int = 0
+    resume_token: str = ""
 
 
 @dataclass(frozen=True)

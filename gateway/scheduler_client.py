@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
-from gateway.cell import Cell
+from gateway.attach_client import AttachCall, DetachedError, Outbox
+from gateway.cell import Cell, no_scheduler
 from gateway.live_request import LiveRequest
 from gateway.live_requests import LiveRequests
 from gateway.requests import CancelReason
@@ -30,20 +30,23 @@ from gateway.scheduler_convert import (
     prompt_logprobs_from,
     stop_from,
     submit_from,
+    take_up_from,
 )
-from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from octavo.internal.scheduler.v1 import scheduler_pb2
+from octavo.rpc.errors import ServiceError
+from octavo.rpc.progress import StallWatch
+from octavo.rpc.seal import SealCheck, sealed_stream
 
 logger = logging.getLogger(__name__)
 
+_PATH = "/octavo.internal.scheduler.v1.SchedulerService/Attach"
+SILENCE = 5.0
+"""Seconds without a frame, or without one of ours arriving, after which the stream is given up for cut."""
 PATIENCE = 5.0
 """Seconds without Welcome after which the log says so: a wrong address looks like a scheduler that is not up yet."""
 
-_ACK_EVERY = 16
-"""Frames. The scheduler keeps up to 16 MiB for a gateway: some hundred of the largest."""
-_ACK_WITHIN = 0.25
-"""Seconds, where fewer frames come."""
-
-_Call = grpc.aio.StreamStreamCall[scheduler_pb2.AttachRequest, scheduler_pb2.AttachResponse]
+OnTakenUp = Callable[[scheduler_pb2.Submit | None, ServiceError | None], None]
+"""Takes the record of a request that was handed over, the error that it has ended with, or why it was not."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,12 @@ class Backoff:
         return whole * random.uniform(0.5, 1.0)
 
 
-class _DetachedError(Exception):
-    """The stream has ended, or must; the message says why."""
-
-
 class SchedulerClient:
     """Applies the scheduler's frames to the live requests and the cell, and sends it Submit, Cancel and Ack."""
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        dial: Callable[[], grpc.aio.Channel],
         live: LiveRequests,
         cell: Cell,
         *,
@@ -76,9 +75,17 @@ class SchedulerClient:
         clock: Callable[[], float],
         backoff: Backoff,
         check_invariants: bool = False,
+        silence: float = SILENCE,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clock`: seconds, the event loop's. `check_invariants`: those of the records, after every frame."""
-        self._stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        """`dial`: opens a channel, for each stream its own: a connection that is cut one way is not used again.
+        `clock`: seconds, the event loop's. `check_invariants`: those of the records, after every frame. `on_drain`: the
+        gateway is to stop.
+        """
+        self._dial = dial
+        self._silence = silence
+        self._on_drain = on_drain
+        self._taking_up: dict[int, OnTakenUp] = {}
         self._live = live
         self._cell = cell
         self._cell_name = cell_name
@@ -87,7 +94,7 @@ class SchedulerClient:
         self._check_invariants = check_invariants
         self._highest_term = 0
         self._num_failures = 0
-        self._outbox: _Outbox | None = None
+        self._outbox: Outbox | None = None
         self._is_attached = False
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
@@ -117,17 +124,32 @@ class SchedulerClient:
         if self._outbox is not None:
             self._outbox.put(cancel_from(request.counter, reason))
 
+    def cancel_counter(self, counter: int) -> None:
+        """Tell that a request is not wanted of which there is no record here."""
+        if self._outbox is not None:
+            self._outbox.put(cancel_from(counter, CancelReason.CLIENT))
+
     def stop_choice(self, request: LiveRequest, choice: int) -> None:
         """Tell that a choice has ended by its text; without a stream that is said after the next Welcome."""
         if self._outbox is not None:
             self._outbox.put(stop_from(request.counter, choice, len(request.choices[choice].token_ids)))
+
+    def take_up(self, counter: int, first_id: tuple[str, int], tenant: str, on_taken_up: OnTakenUp) -> None:
+        """Ask for a request that may be taken up, under a new counter. Raises ServiceError where no scheduler is there.
+
+        `on_taken_up` is called once, with UNAVAILABLE where the stream is lost before the answer.
+        """
+        if self._outbox is None or not self._is_attached:
+            raise no_scheduler("the scheduler is not connected")
+        self._taking_up[counter] = on_taken_up
+        self._outbox.put(take_up_from(counter, first_id, tenant))
 
     async def _run(self) -> None:
         reported = ""
         while not self._is_closing:
             try:
                 await self._attach()
-            except _DetachedError as error:
+            except DetachedError as error:
                 reason = str(error)
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
@@ -145,32 +167,41 @@ class SchedulerClient:
 
     async def _attach(self) -> None:
         """Hold one stream until it ends. Always raises."""
-        # The channel knows best when the scheduler can be reached again.
-        call: _Call = self._stub.Attach(wait_for_ready=True)
-        outbox = _Outbox()
+        async with self._dial() as channel:
+            # The channel knows best when the scheduler can be reached again.
+            attach = sealed_stream(channel, _PATH, scheduler_pb2.AttachResponse)
+            await self._hold(attach(wait_for_ready=True))
+
+    async def _hold(self, call: AttachCall) -> None:
+        outbox = Outbox()
         outbox.put(self._hello())
         silence = asyncio.get_running_loop().call_later(PATIENCE, self._report_silence)
         # From here on cancels follow Hello, which has just named the live requests.
         self._outbox = outbox
         reader = asyncio.create_task(self._read(call, outbox), name="scheduler-reader")
         writer = asyncio.create_task(outbox.write_to(call), name="scheduler-writer")
+        listener = asyncio.create_task(self._listen(outbox), name="scheduler-listener")
         try:
             # The reader always ends with an exception; the writer ends well only when closing, and the reader goes on.
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait({reader, writer, listener}, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             silence.cancel()
             self._outbox = None
             self._is_attached = False
             self._cell.detach()
             # In this order: a task that waits on a cancelled call is told that it was cancelled itself.
-            reader.cancel()
-            writer.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            tasks = (listener, reader, writer)
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
+            taking_up, self._taking_up = self._taking_up, {}
+            for on_taken_up in taking_up.values():
+                on_taken_up(None, no_scheduler("the scheduler went away"))
         for result in results:
             if isinstance(result, Exception):
                 raise result
-        raise _DetachedError("the stream was cancelled")
+        raise DetachedError("the stream was cancelled")
 
     def _report_silence(self) -> None:
         if not self._is_attached:
@@ -186,9 +217,22 @@ class SchedulerClient:
         )
         return scheduler_pb2.AttachRequest(hello=hello)
 
-    async def _read(self, call: _Call, outbox: _Outbox) -> None:
+    async def _listen(self, outbox: Outbox) -> None:
+        """Raise once nothing is heard of the scheduler, or nothing of ours arrives, from the first report on."""
+        watch = StallWatch(lambda: outbox.has_report, outbox.progress, self._silence)
+        while True:
+            watch.look(self._clock())
+            if watch.is_stalled:
+                raise DetachedError(f"the scheduler has been silent for {watch.stuck_for:.1f} s, or does not hear")
+            await asyncio.sleep(watch.interval)
+
+    async def _read(self, call: AttachCall, outbox: Outbox) -> None:
         is_welcome = False
+        seals = SealCheck()
         async for frame in call:
+            if not seals.is_whole(frame):
+                raise DetachedError("a frame of the scheduler was damaged on the way")
+            outbox.num_heard += 1
             if is_welcome:
                 self._apply(frame, outbox)
                 if self._check_invariants:
@@ -197,12 +241,12 @@ class SchedulerClient:
                 is_welcome = True
                 self._be_welcome(frame.welcome, outbox)
             else:
-                raise _DetachedError("the scheduler did not begin with Welcome")
-        raise _DetachedError("the scheduler closed the stream")
+                raise DetachedError("the scheduler did not begin with Welcome")
+        raise DetachedError("the scheduler closed the stream")
 
-    def _be_welcome(self, welcome: scheduler_pb2.Welcome, outbox: _Outbox) -> None:
+    def _be_welcome(self, welcome: scheduler_pb2.Welcome, outbox: Outbox) -> None:
         if welcome.term < self._highest_term:
-            raise _DetachedError(f"the scheduler's term {welcome.term} is below {self._highest_term}, seen before")
+            raise DetachedError(f"the scheduler's term {welcome.term} is below {self._highest_term}, seen before")
         self._highest_term = welcome.term
         self._num_failures = 0
         resumed = [request for each in welcome.unknown_requests if (request := self._live.find_unended(each))]
@@ -216,19 +260,21 @@ class SchedulerClient:
         self._cell.attach()
         logger.info("attached to the scheduler", extra={"fields": {"term": welcome.term, "resumed": len(resumed)}})
 
-    def _apply(self, frame: scheduler_pb2.AttachResponse, outbox: _Outbox) -> None:
+    def _apply(self, frame: scheduler_pb2.AttachResponse, outbox: Outbox) -> None:
         match frame.WhichOneof("frame"):
             case "step_outputs":
                 step = frame.step_outputs
+                outbox.check_next(step.sequence)
                 for output in step.outputs:
                     self._apply_output(output)
                 columns = (step.requests, step.choices, step.token_indexes, step.token_ids)
                 if len(set(map(len, columns))) > 1:
-                    raise _DetachedError("the scheduler sent columns of different lengths")
+                    raise DetachedError("the scheduler sent columns of different lengths")
                 for request, choice, index, token_id in zip(*columns, strict=True):
                     self._live.apply(request, choice, index, (token_id,), None, None)
                 outbox.acknowledge(frame.step_outputs.sequence)
             case "finished":
+                outbox.check_next(frame.finished.sequence)
                 if frame.finished.HasField("error"):
                     self._live.fail(frame.finished.request, error_from(frame.finished.error))
                 else:
@@ -240,7 +286,18 @@ class SchedulerClient:
                 self._live.fail(frame.rejected.request, error_from(frame.rejected.error))
             case "model_pools":
                 self._cell.set_pools(pools_from(frame.model_pools))
-            case _:  # the load is of no use to a gateway of one cell; a later scheduler may say more
+            case "load_report":
+                outbox.take_report(frame.load_report.num_received_frames)
+                self._cell.set_stalled(frame.load_report.is_stalled)
+            case "taken_up":
+                on_taken_up = self._taking_up.pop(frame.taken_up.request, None)
+                if on_taken_up is not None:
+                    taken = frame.taken_up
+                    record = taken.record if taken.HasField("record") else None
+                    on_taken_up(record, error_from(taken.error) if taken.HasField("error") else None)
+            case "drain_gateway":
+                self._on_drain()
+            case _:  # a later scheduler may say more
                 pass
 
     def _apply_output(self, output: scheduler_pb2.ChoiceOutput) -> None:
@@ -258,68 +315,3 @@ class SchedulerClient:
         self._live.apply(
             output.request, output.choice, output.first_token_index, output.token_ids, logprobs_from(output), end
         )
-
-
-class _Outbox:
-    """Frames to the scheduler, in order. The latest Ack stands for all before it, and goes when nothing else waits."""
-
-    def __init__(self) -> None:
-        self._frames: deque[scheduler_pb2.AttachRequest] = deque()
-        self._acknowledged = 0
-        self._ack_written = 0
-        self._ack_is_due = False
-        self._ack_timer: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
-        self._is_closed = False
-
-    def put(self, frame: scheduler_pb2.AttachRequest) -> None:
-        """Append a frame."""
-        self._frames.append(frame)
-        self._changed.set()
-
-    def acknowledge(self, sequence: int, *, at_once: bool = False) -> None:
-        """Say that everything up to this sequence number was applied: at once, or soon, with what comes until then.
-
-        An Ack lets the scheduler forget; one for every step would wake it, and this process, once more in each.
-        """
-        self._acknowledged = sequence
-        if at_once or sequence - self._ack_written >= _ACK_EVERY:
-            self._owe_ack()
-        elif self._ack_timer is None:
-            self._ack_timer = asyncio.get_running_loop().call_later(_ACK_WITHIN, self._owe_ack)
-
-    def _owe_ack(self) -> None:
-        self._ack_is_due = True
-        self._changed.set()
-
-    def close(self) -> None:
-        """Write nothing behind what is here now."""
-        self._is_closed = True
-        self._changed.set()
-
-    async def write_to(self, call: _Call) -> None:
-        """Write until closed."""
-        while True:
-            while self._frames:
-                await _write(call, self._frames.popleft())
-            if self._ack_is_due:
-                self._ack_is_due = False
-                self._ack_written = self._acknowledged
-                if self._ack_timer is not None:
-                    self._ack_timer.cancel()
-                    self._ack_timer = None
-                await _write(call, scheduler_pb2.AttachRequest(ack=scheduler_pb2.Ack(sequence=self._ack_written)))
-            elif self._is_closed:
-                await call.done_writing()
-                return
-            else:
-                await self._changed.wait()
-                self._changed.clear()
-
-
-async def _write(call: _Call, frame: scheduler_pb2.AttachRequest) -> None:
-    try:
-        await call.write(frame)
-    except asyncio.InvalidStateError:
-        # This is how grpc says that the stream had ended before the write.
-        raise _DetachedError(f"the scheduler ended the stream: {(await call.code()).name}") from None

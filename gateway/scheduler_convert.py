@@ -8,6 +8,7 @@ from google.protobuf import duration_pb2
 from gateway.cell import Pool
 from gateway.live_request import ChoiceRecord, LiveRequest
 from gateway.requests import MIN_BIAS, CancelReason, ChoiceEnd, FinishReason, LogprobColumns, StoppingParams
+from gateway.resume_state import state_from
 from octavo.internal.executor.v1 import sequence_pb2
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.rpc.errors import FieldViolation, ServiceError, code_from_number
@@ -38,7 +39,7 @@ def submit_from(request: LiveRequest, now: float) -> scheduler_pb2.AttachRequest
         prompt_token_ids=request.prompt_token_ids,
         sampling=_sampling(request),
         stopping=_stopping(request.stopping),
-        choices=[_choice(choice) for choice in request.choices],
+        choices=[_choice(choice, with_logprobs=request.resume_grace is not None) for choice in request.choices],
         age=_duration(now - request.accepted_at),
         traceparent=request.traceparent,
         accepted=request.confirmed,
@@ -46,6 +47,10 @@ def submit_from(request: LiveRequest, now: float) -> scheduler_pb2.AttachRequest
         bypass_cache=request.cache.bypass,
         priority=request.scheduling.priority,
     )
+    if request.resume_grace is not None:
+        submit.resume_grace.CopyFrom(_duration(request.resume_grace))
+        submit.gateway_state = state_from(request)
+        submit.first_gateway, submit.first_request = request.first_id
     if request.deadline is not None:
         submit.remaining_deadline.CopyFrom(_duration(request.deadline - now))
     if request.queue_deadline is not None:
@@ -60,6 +65,12 @@ def cancel_from(counter: int, reason: CancelReason) -> scheduler_pb2.AttachReque
     return scheduler_pb2.AttachRequest(cancel=scheduler_pb2.Cancel(request=counter, reason=_CANCEL_REASONS[reason]))
 
 
+def take_up_from(counter: int, first_id: tuple[str, int], tenant: str) -> scheduler_pb2.AttachRequest:
+    """Return the question for a request that may be taken up, under a counter of this gateway's from then on."""
+    take_up = scheduler_pb2.TakeUp(request=counter, first_gateway=first_id[0], first_request=first_id[1], tenant=tenant)
+    return scheduler_pb2.AttachRequest(take_up=take_up)
+
+
 def stop_from(counter: int, choice: int, num_kept: int) -> scheduler_pb2.AttachRequest:
     """Return the end of a choice by its text."""
     cancel = scheduler_pb2.Cancel(
@@ -68,8 +79,8 @@ def stop_from(counter: int, choice: int, num_kept: int) -> scheduler_pb2.AttachR
     return scheduler_pb2.AttachRequest(cancel=cancel)
 
 
-def end_from(output: scheduler_pb2.ChoiceOutput) -> ChoiceEnd | None:
-    """Return how a choice ended with this output, if it did. Raises ValueError for a reason that is none."""
+def end_from(output: scheduler_pb2.ChoiceOutput | scheduler_pb2.ChoiceRecord) -> ChoiceEnd | None:
+    """Return how a choice ended, if it did. Raises ValueError for a reason that is none."""
     if not output.HasField("end"):
         return None
     reason = _FINISH_REASONS.get(output.end.reason)
@@ -78,7 +89,7 @@ def end_from(output: scheduler_pb2.ChoiceOutput) -> ChoiceEnd | None:
     return ChoiceEnd(reason, output.end.stop_token_id if output.end.HasField("stop_token_id") else None)
 
 
-def logprobs_from(output: scheduler_pb2.ChoiceOutput) -> LogprobColumns | None:
+def logprobs_from(output: scheduler_pb2.ChoiceOutput | scheduler_pb2.ChoiceRecord) -> LogprobColumns | None:
     """Return the logprobs of an output's tokens, if it has any."""
     return _columns(output.logprobs) if output.HasField("logprobs") else None
 
@@ -148,8 +159,18 @@ def _stopping(params: StoppingParams) -> sequence_pb2.StoppingParams:
     )
 
 
-def _choice(choice: ChoiceRecord) -> scheduler_pb2.ChoiceRecord:
+def _choice(choice: ChoiceRecord, *, with_logprobs: bool) -> scheduler_pb2.ChoiceRecord:
     record = scheduler_pb2.ChoiceRecord(token_ids=choice.token_ids)
+    if with_logprobs and choice.logprobs is not None and choice.token_ids:
+        columns = choice.logprobs.slice(0, len(choice.token_ids))
+        record.logprobs.CopyFrom(
+            sequence_pb2.TokenLogprobColumns(
+                num_top=columns.num_top,
+                sampled=columns.sampled,
+                top_token_ids=columns.top_token_ids,
+                top_logprobs=columns.top_logprobs,
+            )
+        )
     if choice.end is not None:
         record.end.reason = _FINISH_REASON_NUMBERS[choice.end.reason]
         if choice.end.stop_token_id is not None:

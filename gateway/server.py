@@ -26,6 +26,7 @@ from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayCollector, GatewayMetrics
 from gateway.model_servicer import ModelServicer
 from gateway.permits import Permits
+from gateway.resume_tokens import ResumeTokens
 from gateway.scheduler_client import Backoff, SchedulerClient
 from gateway.served_models import ServedModel, ServedModels
 from gateway.servicer import InferenceServicer
@@ -52,6 +53,8 @@ _NUM_THREADS = 2
 _STREAMS_END = 1.0
 _CUT = 0.5
 _SCHEDULER_HEARS = 1.0
+# And for another scheduler to take over requests that may be taken up, where there is none at the moment.
+_SCHEDULER_COMES = 10.0
 
 
 class GatewayServer:
@@ -70,17 +73,24 @@ class GatewayServer:
         # Nothing below the servers refers to them, so that one that never started is gone before the interpreter is.
         self._cell = cell = Cell()
         self._channel = open_channel(settings.scheduler)
+        self.drained = asyncio.Event()
+        """Set once an operator has asked this gateway to stop."""
+        self._drain_grace = settings.drain_grace
         self._scheduler = SchedulerClient(
-            self._channel,
+            lambda: open_channel(settings.scheduler),
             self.live,
             self._cell,
             cell_name=settings.cell,
             clock=clock,
             backoff=backoff,
             check_invariants=settings.check_invariants,
+            silence=settings.stall_timeout / 2,
+            on_drain=self.drained.set,
         )
+        tokens = ResumeTokens(settings.resume_key, settings.cell)
         self.permits = permits = Permits(settings.max_requests, metrics)
-        generator = Generator(self._models, self.live, self._cell, self._scheduler, metrics, clock)
+        generator = Generator(self._models, self.live, self._cell, self._scheduler, metrics, clock, tokens)
+        self._detached = generator.detached
         self._rpc = RpcServer(settings.bind, settings.port)
         tools = TextTools(self._models, self.live, self._cell)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
@@ -91,7 +101,8 @@ class GatewayServer:
         )
         self._admin = RpcServer(settings.bind, settings.admin_port, "--admin-port")
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(AdminClient(self._channel, self._cell)), self._admin.server
+            AdminServicer(AdminClient(self._channel, self._cell), self.live.incarnation, self.drained.set),
+            self._admin.server,
         )
         registry = CollectorRegistry()
         registry.register(GatewayCollector(metrics, self.live.count_by_model, permits, lambda: cell.is_attached))
@@ -143,9 +154,18 @@ class GatewayServer:
         self._health = asyncio.create_task(publish)
 
     async def stop(self) -> None:
-        """Say NOT_SERVING, end every stream with a status, tell the scheduler, leave nothing behind."""
+        """Say NOT_SERVING, refuse new requests, let the old ones end within the grace, end what is left with a status,
+        tell the scheduler, leave nothing behind.
+        """
         await self._rpc.health.drain()
         await self._admin.health.drain()
+        self.live.refuse_new()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.live.wait_served(self._detached.requests), self._drain_grace)
+        if self.live.num_resumable():
+            # Where its scheduler went away too, these records are nowhere else: the next one is to have them.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._cell.wait_attached(), _SCHEDULER_COMES)
         self.live.close()
         # Calls that come meanwhile are still answered: UNAVAILABLE, with when to try again.
         with contextlib.suppress(TimeoutError):
@@ -173,7 +193,12 @@ async def serve(settings: GatewaySettings, stages: Stages) -> int:
     stages.done("listening")
     ports = {name: getattr(server, name) for name in ("port", "http_port", "admin_port", "metrics_port")}
     logger.info("listening", extra={"fields": {"bind": settings.bind, **ports}})
-    await stopped
+    drained = asyncio.create_task(server.drained.wait())
+    await asyncio.wait((stopped, drained), return_when=asyncio.FIRST_COMPLETED)
+    # From here on a signal takes its usual effect, whoever has asked for the stop.
+    for task in (stopped, drained):
+        task.cancel()
+    await asyncio.gather(stopped, drained, return_exceptions=True)
     logger.info("stopping", extra={"fields": {"live_requests": len(server.live)}})
     await server.stop()
     return 0
@@ -213,7 +238,7 @@ async def _publish_health(health: HealthBoard, admin: HealthBoard, models: Serve
     `admin`, that of the operator's port, serves while there is a scheduler to ask.
     """
     while True:
-        ready = {model.name: cell.pool(model.prepared) is not None for model in models}
+        ready = {model.name: not cell.is_stalled and cell.pool(model.prepared) is not None for model in models}
         for name, is_ready in ready.items():
             await health.set(f"model/{name}", is_ready)
         for service in ("", INFERENCE_SERVICE):

@@ -76,6 +76,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._permits.hold_for_call(min(len(command.continuations), MAX_CONTINUATIONS), "continuations")
         return scores_to_proto(await self._generator.score(command, **call))
 
+    async def CancelGenerate(  # noqa: N802
+        self, request: inference_pb2.CancelGenerateRequest, context: _Context
+    ) -> inference_pb2.CancelGenerateResponse:
+        """End a request that may be taken up."""
+        self._generator.cancel(request.resume_token, check_call(self._keys, request, context))
+        return inference_pb2.CancelGenerateResponse()
+
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:

@@ -5,6 +5,7 @@ Field names are the paths of octavo.v1.GenerateRequest, or of the request that a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +48,7 @@ MIN_SECONDS = 0.001
 MAX_SECONDS = 86_400.0
 """Of time in the queue and to the first token."""
 MAX_SALT_CHARACTERS = 128
+MAX_RESUME_GRACE = 600.0
 MAX_NAMED_ELEMENTS = 8
 """Errors travel in trailers, which are small: what is wrong with many elements is said of the first few."""
 
@@ -113,6 +115,29 @@ def check_parameters(command: GenerateCommand, vocab_size: int) -> Iterator[Fiel
     yield from _check_seconds("scheduling.queue_ttl", command.queue_ttl)
     yield from _check_seconds("scheduling.first_token_target", command.first_token_target)
     yield from _check_length("cache.salt", command.cache_salt, MAX_SALT_CHARACTERS)
+    yield from check_label(command.label)
+
+
+def check_resume_grace(command: GenerateCommand, *, streaming: bool) -> Iterator[FieldViolation]:
+    """Yield what is wrong with how long a request is to outlive its stream."""
+    grace = command.resume_grace
+    if grace is None:
+        return
+    if grace and not streaming:
+        yield FieldViolation("resume_grace", "only streams are taken up: use Generate, or leave it out")
+    elif not 0 <= grace <= MAX_RESUME_GRACE:  # false for NaN
+        yield FieldViolation("resume_grace", f"must be 0 to {MAX_RESUME_GRACE:g} s")
+    elif grace and command.prompt_logprobs is not None:
+        yield FieldViolation("resume_grace", "a request with output.prompt_logprobs cannot be taken up: leave one out")
+
+
+def check_resume(command: GenerateCommand, *, streaming: bool) -> Iterator[FieldViolation]:
+    """Yield what is wrong with a request to take a stream up, its token aside."""
+    if not streaming:
+        yield FieldViolation("resume", "only streams are taken up: use Generate")
+    others = dataclasses.replace(command, resume=None, label="", model="", logit_bias=tuple(command.logit_bias))
+    if others != GenerateCommand():
+        yield FieldViolation("resume", "the request keeps what it was asked with: leave every other field unset")
     yield from check_label(command.label)
 
 
@@ -206,6 +231,11 @@ def count_choices(command: GenerateCommand) -> int:
 def resolve_scheduling(command: GenerateCommand) -> SchedulingParams:
     """Return when to run."""
     return SchedulingParams(command.priority or 0, command.queue_ttl, command.first_token_target)
+
+
+def resolve_resume_grace(command: GenerateCommand, *, streaming: bool) -> float | None:
+    """Return how long to keep the request for whoever takes it up; None: a lost client is a cancel."""
+    return command.resume_grace or None if streaming else None
 
 
 def resolve_cache(command: GenerateCommand) -> CacheParams:

@@ -54,6 +54,13 @@ def _metrics_port(default: int) -> int:
     return port
 
 
+def _stall_timeout() -> float:
+    seconds: float = setting(
+        10.0, least=0.1, most=3600, help="seconds with work and without progress after which health says NOT_SERVING"
+    )
+    return seconds
+
+
 def _parse_list(text: str) -> tuple[str, ...]:
     """Return the parts of a list with commas."""
     parts = tuple(part.strip() for part in text.split(","))
@@ -70,6 +77,13 @@ def _parse_origins(text: str) -> tuple[str, ...]:
             "* or a list of origins as browsers send them, such as https://example.org,http://localhost:3000"
         )
     return origins
+
+
+def _parse_resume_key(text: str) -> str:
+    """Return a secret as it is."""
+    if len(text) < 16 or not text.isprintable():
+        raise ValueError("at least 16 printable characters")
+    return text
 
 
 def _parse_file(text: str) -> str:
@@ -89,6 +103,13 @@ def _parse_addresses(text: str) -> str:
             raise ValueError(f"host:port, or several with commas between; {address!r} is not {error}") from None
     if not addresses:
         raise ValueError("host:port, or several with commas between")
+    return text
+
+
+def _parse_gateways(text: str) -> str:
+    """Return one or several addresses with commas between, as they are."""
+    for address in text.split(","):
+        parse_address(address.strip())
     return text
 
 
@@ -138,6 +159,15 @@ class GatewaySettings(Settings):
     chat_template: str | None = setting(
         None, parse=_parse_file, help="file of a Jinja chat template, in place of the model's own"
     )
+    drain_grace: float = setting(
+        10.0, least=0, most=86400, help="seconds that requests get to end by themselves once the gateway is to stop"
+    )
+    resume_key: str | None = setting(
+        None,
+        parse=_parse_resume_key,
+        help="secret that signs resume tokens, one for all gateways of a cell, at least 16 characters; default: random",
+    )
+    stall_timeout: float = _stall_timeout()
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
@@ -182,6 +212,10 @@ class SchedulerSettings(Settings):
         aliases=("--log_memory_usage",),
         help="seconds between log lines that account for the KV blocks; the flag alone: 10; default: no such lines",
     )
+    hang_timeout: float = setting(
+        5.0, least=0.1, most=3600, help="seconds without a sign of progress after which an executor is given up"
+    )
+    stall_timeout: float = _stall_timeout()
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process serves")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
@@ -218,6 +252,7 @@ class ExecutorSettings(Settings):
     )
     threads: int | None = setting(None, least=1, most=1024, help="CPU threads of the model; default: all cores")
     profile_ops: bool = setting(False, help="time each kind of op, for `octavo bench --profile`")
+    stall_timeout: float = _stall_timeout()
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
     cell: str = setting("default", help="the cell this process belongs to")
     log_level: str = setting("info", choices=LOG_LEVELS, help="least severe log written")
@@ -225,8 +260,8 @@ class ExecutorSettings(Settings):
 
 ALL_SETTINGS: tuple[type[Settings], ...] = (GatewaySettings, SchedulerSettings, ExecutorSettings)
 CLIENT_VARIABLES: Mapping[str, Callable[[str], str]] = {
-    "OCTAVO_ADDRESS": parse_address,
-    "OCTAVO_ADMIN_ADDRESS": parse_address,
+    "OCTAVO_ADDRESS": _parse_gateways,
+    "OCTAVO_ADMIN_ADDRESS": _parse_gateways,
     "OCTAVO_API_KEY": parse_api_key,
 }
 """Variables of clients, each with what takes its value or raises ValueError. Empty is as good as unset."""

@@ -8,8 +8,8 @@ import grpc
 
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from scheduler_svc.executor_state import ExecutorState
+from scheduler_svc.request_errors import RETRY_DELAY
 from scheduler_svc.request_record import RequestRecord
-from scheduler_svc.step_results import RETRY_DELAY
 
 
 def check_record(record: RequestRecord) -> None:

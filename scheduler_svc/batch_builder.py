@@ -376,9 +376,14 @@ class BatchBuilder:
 
 def must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
     """Whether a sequence may not join those that run, because it is suspect or the one that runs is."""
+    group = sequence.group
+    if group is not None and any(each.group is not group for step in executor.in_flight for each in step.sequences):
+        # Were the executor to die now, others would be suspect with it.
+        return True
     if not executor.running:
         return False
-    return any(each.num_failures >= ISOLATE_AFTER for each in (sequence, next(iter(executor.running))))
+    first = next(iter(executor.running))
+    return group is not first.group or any(each.num_failures >= ISOLATE_AFTER for each in (sequence, first))
 
 
 def _may_be_overtaken(executor: ExecutorState, head: Sequence) -> bool:

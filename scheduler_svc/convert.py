@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from octavo.internal.executor.v1 import executor_pb2
 from octavo.internal.executor.v1.executor_pb2 import ExecuteRequest
-from octavo.internal.executor.v1.sequence_pb2 import SamplingParams
+from octavo.internal.executor.v1.sequence_pb2 import SamplingParams, TokenLogprobColumns
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.internal.scheduler.v1.scheduler_pb2 import AttachResponse
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument, number_from_code
@@ -58,6 +58,9 @@ _STEP_FAILURE = {
 }
 
 
+_MOST_STATE_BYTES = 64 * 1024
+
+
 class WireError(Exception):
     """A peer sent a frame that breaks its contract."""
 
@@ -95,6 +98,9 @@ def request_record(incarnation: str, submit: scheduler_pb2.Submit) -> RequestRec
         reads_cache=not submit.bypass_cache,
         max_cached_tokens=_max_cached_tokens(submit.sampling),
         writes_cache=not submit.bypass_cache,
+        resume_grace=_remaining(submit, "resume_grace"),
+        gateway_state=submit.gateway_state,
+        first_id=(submit.first_gateway, submit.first_request) if submit.first_gateway else None,
     )
 
 
@@ -118,6 +124,8 @@ def _submit_violations(submit: scheduler_pb2.Submit) -> Iterable[FieldViolation]
         yield FieldViolation("stopping.max_tokens", "must be at least 1")
     if submit.stopping.min_tokens > submit.stopping.max_tokens:
         yield FieldViolation("stopping.min_tokens", "must be at most max_tokens")
+    if len(submit.gateway_state) > _MOST_STATE_BYTES:
+        yield FieldViolation("gateway_state", f"must be at most {_MOST_STATE_BYTES} bytes")
     if not submit.choices:
         yield FieldViolation("choices", "must hold at least one choice")
     for index, choice in enumerate(submit.choices):
@@ -133,7 +141,12 @@ def _apart(sampling: SamplingParams) -> SamplingParams:
 
 
 def _choice_record(choice: scheduler_pb2.ChoiceRecord) -> ChoiceRecord:
-    return ChoiceRecord(tuple(choice.token_ids), _end_from_proto(choice.end) if choice.HasField("end") else None)
+    end = _end_from_proto(choice.end) if choice.HasField("end") else None
+    if not choice.HasField("logprobs"):
+        return ChoiceRecord(tuple(choice.token_ids), end)
+    logprobs = TokenLogprobColumns()
+    logprobs.CopyFrom(choice.logprobs)
+    return ChoiceRecord(tuple(choice.token_ids), end, (logprobs,))
 
 
 def _end_from_proto(end: scheduler_pb2.ChoiceEnd) -> ChoiceEnd:
@@ -163,7 +176,7 @@ def accepted_frame(counter: int, num_cached_tokens: int) -> Frame:
 
 def rejected_frame(counter: int, error: ServiceError) -> Frame:
     """Return the refusal of a Submit."""
-    return Frame(rejected=scheduler_pb2.Rejected(request=counter, error=_request_error(error)))
+    return Frame(rejected=scheduler_pb2.Rejected(request=counter, error=request_error(error)))
 
 
 def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut], plain: StepTokens | None = None) -> Frame:
@@ -181,9 +194,7 @@ def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut], plain: StepT
         if prompt_logprobs is not None:
             output.prompt_logprobs.CopyFrom(prompt_logprobs)  # type: ignore[arg-type]  # likewise
         if end is not None:
-            output.end.reason = _REASON_TO_PROTO[end.reason]
-            if end.stop_token_id is not None:
-                output.end.stop_token_id = end.stop_token_id
+            output.end.CopyFrom(end_to_proto(end))
     if plain is not None:
         step_outputs.requests.extend(plain.requests)
         step_outputs.choices.extend(plain.choices)
@@ -192,11 +203,21 @@ def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut], plain: StepT
     return frame
 
 
+def end_to_proto(end: ChoiceEnd) -> scheduler_pb2.ChoiceEnd:
+    """Return how a choice ended."""
+    return scheduler_pb2.ChoiceEnd(reason=_REASON_TO_PROTO[end.reason], stop_token_id=end.stop_token_id)
+
+
+def drain_frame() -> Frame:
+    """Return what has a gateway stop."""
+    return Frame(drain_gateway=scheduler_pb2.DrainGateway())
+
+
 def finished_frame(sequence: int, done: RequestDone) -> Frame:
     """Return the terminal frame of an accepted request."""
     frame = Frame(finished=scheduler_pb2.Finished(sequence=sequence, request=done.request[1]))
     if done.error is not None:
-        frame.finished.error.CopyFrom(_request_error(done.error))
+        frame.finished.error.CopyFrom(request_error(done.error))
     return frame
 
 
@@ -217,16 +238,21 @@ def model_pools_frame(pools: Iterable[ModelPoolView]) -> Frame:
     )
 
 
-def load_report_frame(load: LoadSnapshot) -> Frame:
-    """Return the load in short."""
+def load_report_frame(load: LoadSnapshot, num_received_frames: int, *, is_stalled: bool) -> Frame:
+    """Return the load in short, for a gateway of whose stream so many frames have come."""
     return Frame(
         load_report=scheduler_pb2.LoadReport(
-            num_waiting=load.num_waiting, num_running=load.num_running, kv_usage=load.kv_usage
+            num_waiting=load.num_waiting,
+            num_running=load.num_running,
+            kv_usage=load.kv_usage,
+            is_stalled=is_stalled,
+            num_received_frames=num_received_frames,
         )
     )
 
 
-def _request_error(error: ServiceError) -> scheduler_pb2.RequestError:
+def request_error(error: ServiceError) -> scheduler_pb2.RequestError:
+    """Return a request's error."""
     message = scheduler_pb2.RequestError(
         code=number_from_code(error.code),
         reason=error.reason,

@@ -15,7 +15,7 @@ from itertools import count
 import grpc
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc import admission
+from scheduler_svc import admission, request_errors
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RequestDone, ScheduledBatch, TokensOut
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.burst_reserve import ReserveSettings
@@ -30,8 +30,10 @@ from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.queue_bound import QueueBound
 from scheduler_svc.request_record import ChoiceEnd, FinishReason, Outcome, RequestId, RequestRecord
+from scheduler_svc.resumables import Resumables, TakenUp
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
-from scheduler_svc.step_results import RETRY_DELAY, StepResults
+from scheduler_svc.step_results import StepResults
+from scheduler_svc.suspects import Loss, Suspects
 
 __all__ = ["Engine", "ExecutorLoad", "LoadSnapshot", "ModelPoolView"]
 
@@ -64,10 +66,12 @@ class Engine:
         self._reserve = reserve
         self._queue_bound = queue_bound or QueueBound()
         self._requests = LiveRequests()
+        self._resumables = Resumables(self._requests)
         self._policy = PolicyGuard(policy)
         self._builder = BatchBuilder(self._policy)
         self._results = StepResults(self._policy, self._builder)
         self._placement = Placement(self._builder)
+        self._suspects = Suspects(self._builder)
         self._accounts = KvAccounts(self._placement, self._builder)
         self._sessions = count(1)
         self._known_models: set[str] = set()
@@ -94,6 +98,7 @@ class Engine:
         request = LiveRequest(record, admission.max_num_tokens(record, pool), now)
         self._queue_bound.check(request, pool, self._placement.orphans, now)
         self._requests.add(request, now)
+        self._resumables.add(request)
         for sequence, choice in zip(request.sequences, record.choices, strict=True):
             if choice.end is not None:
                 self._close_choice(sequence, Outcome.FINISHED)
@@ -126,6 +131,17 @@ class Engine:
                     self._end_choice(sequence, ChoiceEnd(reason), outcome)
         return self._take_events()
 
+    def take_up(self, first_id: RequestId, new_id: RequestId, tenant: str, now: float) -> TakenUp | None:
+        """Give a request that may be taken up another gateway's id; what it brings goes there from now on."""
+        self._now = now
+        self._placement.forget_gateways()
+        return self._resumables.take_up(first_id, new_id, tenant, now)
+
+    def resume_grace_of(self, request_id: RequestId) -> float | None:
+        """Return how many seconds a live request is kept without a gateway, None where it is not."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.record.resume_grace
+
     def abort(self, request_id: RequestId, error: ServiceError) -> list[Event]:
         """End a request with an error, in any state: blocks are free at once. Unknown or ended: no event."""
         request = self._requests.get(request_id)
@@ -141,11 +157,12 @@ class Engine:
         idly.
         """
         self._now = now
+        self._resumables.expire(now)
         limits = self._requests.time_limits
         while (overdue := limits.overdue(now, lambda request: self._placement.lead(request, now))) is not None:
             self._fail(*overdue)
         while (orphan := self._placement.overdue_orphan(now, self._orphan_timeout)) is not None:
-            self._fail(orphan.request, _orphaned(orphan, self._orphan_timeout))
+            self._fail(orphan.request, request_errors.orphaned(orphan, self._orphan_timeout))
         return self._take_events()
 
     def add_executor(self, spec: ExecutorSpec) -> int:
@@ -159,9 +176,27 @@ class Engine:
         self._placement.add(executor, self._now)
         return executor.session
 
-    def remove_executor(self, session: int) -> list[Event]:
-        """Close a session, if it is open: its sequences start again elsewhere, or wait for an executor."""
+    def remove_executor(self, session: int, loss: Loss = Loss.LEFT) -> list[Event]:
+        """Close a session, if it is open: its sequences start again elsewhere, or wait for an executor.
+
+        A request that has killed executors on its own ends.
+        """
+        executor = self._placement.executors.get(session)
+        guilty = [] if executor is None else self._suspects.lost(executor, loss)
         self._placement.close(session, self._now)
+        return self._convict(guilty)
+
+    def death_is_certain(self, incarnation: str) -> list[Event]:
+        """Note that the process of a session that was lost is dead."""
+        return self._convict(self._suspects.is_certain(incarnation))
+
+    def was_cut_off(self, incarnation: str) -> None:
+        """Note that the process of a session that was LOST lives."""
+        self._suspects.is_alive(incarnation)
+
+    def _convict(self, guilty: list[Sequence]) -> list[Event]:
+        for sequence in guilty:
+            self._fail(sequence.request, request_errors.poisonous(sequence))
         return self._take_events()
 
     def schedule(self, session: int, now: float) -> ScheduledBatch | None:
@@ -173,11 +208,14 @@ class Engine:
         executor = self._placement.executors.get(session)
         if executor is None or len(executor.in_flight) >= self._depth:
             return None
+        self._suspects.clear()
         self._placement.share_work(executor, now)
-        batch, shed = self._builder.build(executor, now)
-        for request, miss in shed:
+        self._suspects.make_way(executor, now)
+        batch, unwanted = self._builder.build(executor, now)
+        for request, miss in unwanted:
             if self._requests.get(request.record.id) is request:
-                self._fail(request, _shed() if miss is None else self._requests.time_limits.end(request, miss, now))
+                limits = self._requests.time_limits
+                self._fail(request, request_errors.shed() if miss is None else limits.end(request, miss, now))
         return batch
 
     def update(self, session: int, result: BatchResult, now: float) -> list[Event]:
@@ -216,6 +254,17 @@ class Engine:
             for executor in self._placement.executors.values()
             if session in (None, executor.session)
         )
+
+    @property
+    def has_placed_work(self) -> bool:
+        """Whether an executor has something to run."""
+        return any(each.running or each.waiting for each in self._placement.executors.values())
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What grows as work is done: the steps of open sessions that were answered, and the requests that ended."""
+        steps = sum(each.num_steps_done for each in self._placement.executors.values())
+        return steps, sum(self._requests.num_ended.values())
 
     def requests_of(self, incarnation: str) -> set[int]:
         """Counters of the live requests of one gateway."""
@@ -257,24 +306,7 @@ class Engine:
 
     def load(self) -> LoadSnapshot:
         """How busy the cell is now."""
-        executors = tuple(
-            ExecutorLoad(
-                session=executor.session,
-                address=executor.spec.address,
-                incarnation=executor.spec.incarnation,
-                model=executor.spec.model,
-                num_running=len(executor.running),
-                num_waiting=len(executor.waiting),
-                num_in_flight=len(executor.in_flight),
-                num_steps=executor.num_steps_done,
-                total_blocks=executor.kv.num_total_blocks,
-                free_blocks=executor.kv.num_free_blocks,
-                owned_blocks=executor.kv.num_owned_blocks,
-                cached_blocks=executor.kv.num_cached_blocks,
-                reserved_blocks=executor.num_reserved_blocks(self._now),
-            )
-            for executor in self._placement.executors.values()
-        )
+        executors = tuple(executor.load_at(self._now) for executor in self._placement.executors.values())
         total = sum(executor.total_blocks for executor in executors)
         owned = sum(executor.owned_blocks for executor in executors)
         return LoadSnapshot(
@@ -307,6 +339,7 @@ class Engine:
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself: ledgers, owners, endings."""
         self._requests.check_invariants()
+        self._resumables.check_invariants()
         owned: list[Sequence] = list(self._placement.orphans)
         for executor in self._placement.executors.values():
             executor.check_invariants(self._depth)
@@ -331,6 +364,7 @@ class Engine:
         self._events.append(
             TokensOut(sequence.request_id, sequence.choice, len(sequence.output_token_ids), (), None, end)
         )
+        sequence.end = end
         self._placement.remove(sequence)
         self._close_choice(sequence, outcome)
 
@@ -344,7 +378,8 @@ class Engine:
         request.num_open -= 1
         if request.num_open == 0:
             self._requests.remove(request, outcome)
-            self._events.append(RequestDone(request.record.id, None, _num_output_tokens(request)))
+            self._resumables.end(request, None, self._now)
+            self._events.append(RequestDone(request.record.id, None, request.num_output_tokens))
 
     def _fail(self, request: LiveRequest, error: ServiceError) -> None:
         """End a request with an error, unless it has ended."""
@@ -357,28 +392,9 @@ class Engine:
         request.num_open = 0
         outcome = Outcome.CANCELLED if error.code is grpc.StatusCode.CANCELLED else Outcome.FAILED
         self._requests.remove(request, outcome)
-        self._events.append(RequestDone(request.record.id, error, _num_output_tokens(request)))
+        self._resumables.end(request, error, self._now)
+        self._events.append(RequestDone(request.record.id, error, request.num_output_tokens))
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
-
-
-def _num_output_tokens(request: LiveRequest) -> int:
-    return sum(len(sequence.output_token_ids) for sequence in request.sequences)
-
-
-def _shed() -> ServiceError:
-    message = "the scheduler is too busy to start the request; try again"
-    return ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "SHED", message, retry_delay=RETRY_DELAY)
-
-
-def _orphaned(sequence: Sequence, timeout: float) -> ServiceError:
-    record = sequence.request.record
-    return ServiceError(
-        grpc.StatusCode.UNAVAILABLE,
-        "NO_EXECUTOR",
-        f"no executor of model {record.model!r} could take {sequence.max_num_tokens} tokens for {timeout:g} s",
-        metadata={"model": record.model, "max_num_tokens": str(sequence.max_num_tokens)},
-        retry_delay=RETRY_DELAY,
-    )

@@ -24,6 +24,8 @@ from scheduler_svc.load import LoadSnapshot, ModelPoolView
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.request_log import RequestLog, format_request_id
 from scheduler_svc.request_record import FinishReason, RequestId, RequestRecord
+from scheduler_svc.resumables import TakenUp
+from scheduler_svc.suspects import Loss
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +141,21 @@ class EngineLoop:
         self._after(events, now)
         return bool(own)
 
+    def take_up(self, first_id: RequestId, new_id: RequestId, tenant: str) -> TakenUp | None:
+        """Give a request that may be taken up another gateway's id; None where there is none of this tenant's."""
+        now = self._clock()
+        with self._guarded("take_up", request_id=format_request_id(first_id)):
+            taken = self._engine.take_up(first_id, new_id, tenant, now)
+        if taken is not None:
+            self._log.taken_up(taken.earlier_id or first_id, new_id)
+        self._after([], now)
+        return taken
+
+    def resume_grace_of(self, request_id: RequestId) -> float | None:
+        """Return how many seconds a live request is kept without a gateway, None where it is not."""
+        with self._guarded("resume_grace_of"):
+            return self._engine.resume_grace_of(request_id)
+
     def abort(self, request_id: RequestId, error: ServiceError) -> bool:
         """End a request with an error that its gateway is told. Returns whether it was live."""
         now = self._clock()
@@ -163,15 +180,26 @@ class EngineLoop:
         self._after([], self._clock())
         return session
 
-    def leave(self, session: int) -> None:
+    def leave(self, session: int, loss: Loss = Loss.LEFT) -> None:
         """Close a session; its sequences go on elsewhere."""
         del self._sessions[session]
         if self._failure is not None:
             return
         with self._guarded("remove_executor", session=session):
-            events = self._engine.remove_executor(session)
+            events = self._engine.remove_executor(session, loss)
         self._pools_changed()
         self._after(events, self._clock())
+
+    def death_is_certain(self, incarnation: str) -> None:
+        """Note that an executor whose session was LOST is dead."""
+        with self._guarded("death_is_certain"):
+            events = self._engine.death_is_certain(incarnation)
+        self._after(events, self._clock())
+
+    def was_cut_off(self, incarnation: str) -> None:
+        """Note that an executor whose session was LOST lives."""
+        with self._guarded("was_cut_off"):
+            self._engine.was_cut_off(incarnation)
 
     def apply(self, session: int, result: BatchResult) -> None:
         """Take a step's result in."""
@@ -185,6 +213,16 @@ class EngineLoop:
             self._metrics.step_answered(sent.batch, result.timings, now - sent.at, self._clock() - now)
 
     # What others ask.
+
+    @property
+    def has_placed_work(self) -> bool:
+        """Whether an executor has something to run."""
+        return self._failure is None and self._engine.has_placed_work
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What grows as work is done."""
+        return self._engine.progress
 
     def pools(self) -> list[ModelPoolView]:
         """Return the models that can run now."""

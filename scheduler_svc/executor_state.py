@@ -10,6 +10,7 @@ from scheduler_svc.batch import ExecutorSpec, RowColumns
 from scheduler_svc.burst_reserve import BurstReserve, ReserveSettings
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.kv_cache_manager import KVCacheManager
+from scheduler_svc.load import ExecutorLoad
 from scheduler_svc.sequence import Sequence, SequenceStatus
 from scheduler_svc.step_clock import StepClock
 from scheduler_svc.time_limits import NO_LEAD, Lead
@@ -75,6 +76,24 @@ class ExecutorState:
         """How busy it is: the share of its blocks owned or waited for, then the number of sequences placed."""
         owned = self.kv.num_owned_blocks
         return (owned + self.num_queued_blocks) / self.kv.num_total_blocks, len(self.running) + len(self.waiting)
+
+    def load_at(self, now: float) -> ExecutorLoad:
+        """How busy it is, told in full."""
+        return ExecutorLoad(
+            session=self.session,
+            address=self.spec.address,
+            incarnation=self.spec.incarnation,
+            model=self.spec.model,
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_in_flight=len(self.in_flight),
+            num_steps=self.num_steps_done,
+            total_blocks=self.kv.num_total_blocks,
+            free_blocks=self.kv.num_free_blocks,
+            owned_blocks=self.kv.num_owned_blocks,
+            cached_blocks=self.kv.num_cached_blocks,
+            reserved_blocks=self.num_reserved_blocks(now),
+        )
 
     def num_reserved_blocks(self, now: float) -> int:
         """Blocks that can be had, but by short newcomers only."""

@@ -16,9 +16,11 @@ from typing import NoReturn
 import grpc
 
 from octavo.rpc.errors import ServiceError
+from scheduler_svc.batch import RequestDone
 from scheduler_svc.convert import (
     Frame,
     accepted_frame,
+    drain_frame,
     load_report_frame,
     model_pools_frame,
     rejected_frame,
@@ -30,6 +32,7 @@ from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.output_streams import OutputStream, OutputStreams, lapsed_error
 from scheduler_svc.request_log import format_request_id
 from scheduler_svc.request_record import FinishReason, RequestId, RequestRecord
+from scheduler_svc.resume_convert import taken_up_frame
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,16 @@ def _cancelled_by_operator() -> ServiceError:
     return ServiceError(grpc.StatusCode.CANCELLED, "CANCELLED_BY_OPERATOR", message)
 
 
+def _taken_up() -> ServiceError:
+    message = "the request was taken up elsewhere, by its resume token"
+    return ServiceError(grpc.StatusCode.ABORTED, "TAKEN_UP", message)
+
+
+def _nothing_to_resume() -> ServiceError:
+    message = "the cell holds no such request any more: it has ended too long ago, or was lost with its holders"
+    return ServiceError(grpc.StatusCode.NOT_FOUND, "NOTHING_TO_RESUME", message)
+
+
 def _not_live(request_id: RequestId) -> ServiceError:
     name = format_request_id(request_id)
     message = f"no request {name} is live; it may have ended a moment ago"
@@ -74,6 +87,7 @@ class Attachment:
     def __init__(self, incarnation: str, outputs: OutputStream) -> None:
         self.incarnation = incarnation
         self.noted_cancels: set[int] = set()
+        self.num_received_frames = 0
         self._outputs = outputs
         self._answers: deque[Frame] = deque()
         self._pools: Frame | None = None
@@ -132,10 +146,11 @@ class Attachment:
         if self._pools is not None:
             frame, self._pools = self._pools, None
             return frame
-        output = self._outputs.next_frame()
-        if output is None and self._load is not None:
-            output, self._load = self._load, None
-        return output
+        if self._load is not None:
+            # Before outputs: a gateway that hears nothing of its own frames gives the stream up.
+            frame, self._load = self._load, None
+            return frame
+        return self._outputs.next_frame()
 
     def _notify(self) -> None:
         if self._outputs.lapsed:
@@ -155,6 +170,11 @@ class Gateways:
         self._grace = grace
         self._attached: dict[str, Attachment] = {}
         self._absent: dict[str, asyncio.TimerHandle] = {}
+        # Requests without a gateway that may be taken up, until their grace is over.
+        self._detached: dict[RequestId, asyncio.TimerHandle] = {}
+        # Who had a request that was handed over, by its new id, until the new gateway has shown that it has the record.
+        self._handed_over: dict[RequestId, RequestId] = {}
+        self.is_stalled = False
         # A gateway whose frames were thrown away submits what it holds; what an operator has ended stays ended. Oldest
         # first.
         self._operator_cancels: OrderedDict[RequestId, None] = OrderedDict()
@@ -183,8 +203,12 @@ class Gateways:
         listed = set(live)
         known = self._engine_loop.requests_of(incarnation)
         for counter in sorted(known - listed):
-            # The gateway has forgotten it, so nobody is to be told.
-            self._engine_loop.cancel((incarnation, counter), publish=False)
+            if (incarnation, counter) in self._handed_over:
+                # It has never heard that it got it: somebody may ask again.
+                self._keep((incarnation, counter))
+            else:
+                # The gateway has forgotten it, so nobody is to be told.
+                self._engine_loop.cancel((incarnation, counter), publish=False)
         unknown = sorted(listed - known - outputs.finished_requests)
         attachment = Attachment(incarnation, outputs)
         attachment.answer(welcome_frame(term, unknown))
@@ -210,6 +234,9 @@ class Gateways:
         """Take a request in and answer Accepted or Rejected."""
         counter = record.id[1]
         num_cached_tokens = 0
+        earlier_id = self._handed_over.pop(record.id, None)
+        if earlier_id is not None:
+            self._outputs.publish([RequestDone(earlier_id, _taken_up(), 0)])
         # A request that has ended but whose end is on its way is known too.
         if not self._outputs.open(attachment.incarnation).owes_finish_of(counter):
             try:
@@ -220,6 +247,30 @@ class Gateways:
                 self.reject(attachment, counter, error)
                 return
         attachment.answer(accepted_frame(counter, num_cached_tokens))
+
+    def take_up(self, attachment: Attachment, counter: int, first_id: RequestId, tenant: str) -> None:
+        """Hand a request over to the gateway of this stream. Who had it is told once that one submits it in turn: were
+        this scheduler to die in between, somebody would have the record.
+        """
+        taken = self._engine_loop.take_up(first_id, (attachment.incarnation, counter), tenant)
+        if taken is None:
+            attachment.answer(taken_up_frame(counter, None, _nothing_to_resume()))
+            return
+        if taken.earlier_id is not None:
+            timer = self._detached.pop(taken.earlier_id, None)
+            if timer is not None:
+                timer.cancel()
+            # Where that one has not shown the record either, it is whoever had it before.
+            earlier_id = self._handed_over.pop(taken.earlier_id, taken.earlier_id)
+            self._handed_over[attachment.incarnation, counter] = earlier_id
+        attachment.answer(taken_up_frame(counter, taken.record, taken.error))
+
+    def drain_gateway(self, incarnation: str) -> bool:
+        """Ask a gateway to stop; returns whether it is attached."""
+        attachment = self._attached.get(incarnation)
+        if attachment is not None:
+            attachment.answer(drain_frame())
+        return attachment is not None
 
     def reject(self, attachment: Attachment, counter: int, error: ServiceError) -> None:
         """Refuse a request."""
@@ -272,26 +323,47 @@ class Gateways:
         while True:
             await asyncio.sleep(interval)
             if self._attached:
-                frame = load_report_frame(self._engine_loop.load())
+                load = self._engine_loop.load()
                 for attachment in self._attached.values():
-                    attachment.put_load(frame)
+                    num_frames = attachment.num_received_frames
+                    attachment.put_load(load_report_frame(load, num_frames, is_stalled=self.is_stalled))
 
     def close(self, error: ServiceError) -> None:
         """End every stream with `error` and take no more. Requests stay: their gateways hold the records."""
         self._closing = error
         for attachment in self._attached.values():
             attachment.close(error)
-        for timer in self._absent.values():
+        for timer in (*self._absent.values(), *self._detached.values()):
             timer.cancel()
         self._absent.clear()
+        self._detached.clear()
 
     def _abandon(self, incarnation: str) -> None:
-        """Cancel what is left of a gateway that did not come back."""
+        """Cancel what is left of a gateway that did not come back, or keep it for whoever takes it up."""
         self._absent.pop(incarnation, None)
         # First, so that the cancels make no frames.
         self._outputs.discard(incarnation)
         counters = self._engine_loop.requests_of(incarnation)
+        num_kept = 0
         for counter in sorted(counters):
-            self._engine_loop.cancel((incarnation, counter), publish=False)
-        fields = {"gateway": incarnation, "cancelled": len(counters)}
+            if self._keep((incarnation, counter)):
+                num_kept += 1
+            else:
+                self._engine_loop.cancel((incarnation, counter), publish=False)
+        fields = {"gateway": incarnation, "cancelled": len(counters) - num_kept, "kept": num_kept}
         logger.info("gateway abandoned", extra={"fields": fields})
+
+    def _keep(self, request_id: RequestId) -> bool:
+        """Keep a request that may be taken up for its grace; returns whether it may be."""
+        grace = self._engine_loop.resume_grace_of(request_id)
+        if grace is not None and request_id not in self._detached:
+            loop = asyncio.get_running_loop()
+            self._detached[request_id] = loop.call_later(grace, self._give_up, request_id)
+        return grace is not None
+
+    def _give_up(self, request_id: RequestId) -> None:
+        """Cancel a request that nobody has taken up, unless its gateway has come back with it."""
+        self._detached.pop(request_id, None)
+        is_unheard = self._handed_over.pop(request_id, None) is not None
+        if is_unheard or request_id[0] not in self._attached:
+            self._engine_loop.cancel(request_id, publish=False)

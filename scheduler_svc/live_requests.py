@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
 
-from scheduler_svc.request_record import Outcome, RequestId
+from scheduler_svc.request_record import Outcome, RequestId, RequestRecord
 from scheduler_svc.sequence import LiveRequest, SequenceStatus
 from scheduler_svc.time_limits import TimeLimits
 
@@ -56,17 +56,33 @@ class LiveRequests:
         self.time_limits.watch(request, now)
         self.num_accepted += 1
 
+    def rename(self, request: LiveRequest, record: RequestRecord) -> None:
+        """Give a live request another id, that of `record`, which is the same but for that and is not known."""
+        incarnation, counter = request.record.id
+        del self._by_id[request.record.id]
+        del self._places[bisect_left(self._places, (request.arrival, request.record.id))]
+        self._leave(incarnation, counter)
+        request.record = record
+        for sequence in request.sequences:
+            sequence.request_id = record.id
+        self._by_id[record.id] = request
+        self._by_incarnation[record.id[0]].add(record.id[1])
+        insort(self._places, (request.arrival, record.id))
+
     def remove(self, request: LiveRequest, outcome: Outcome) -> None:
         """End a request."""
         incarnation, counter = request.record.id
         del self._by_id[request.record.id]
         del self._places[bisect_left(self._places, (request.arrival, request.record.id))]
+        self._leave(incarnation, counter)
+        self.time_limits.forget(request)
+        self.num_ended[outcome] += 1
+
+    def _leave(self, incarnation: str, counter: int) -> None:
         counters = self._by_incarnation[incarnation]
         counters.remove(counter)
         if not counters:
             del self._by_incarnation[incarnation]
-        self.time_limits.forget(request)
-        self.num_ended[outcome] += 1
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless what was accepted is live or has ended, and what is live has an open choice."""

@@ -89,6 +89,11 @@ class Placement:
             sequence.handle = 0
             self.place(sequence, now)
 
+    def forget_gateways(self) -> None:
+        """Have executors find out anew which gateway each sequence is of."""
+        for executor in self.executors.values():
+            executor.plain, executor.plain_by_gateway = [], {}
+
     def share_work(self, idle: ExecutorState, now: float) -> None:
         """Let an executor without a queue take the head of a queue of its pool that cannot be admitted where it is."""
         if idle.waiting:

@@ -17,9 +17,9 @@ from octavo.rpc.errors import ServiceError
 from scheduler_svc.drain_rate import LONGEST_WAIT, SHORTEST_WAIT
 from scheduler_svc.executor_state import ExecutorState
 from scheduler_svc.placement import least_loaded
+from scheduler_svc.request_errors import RETRY_DELAY
 from scheduler_svc.sequence import LiveRequest
 from scheduler_svc.sequence import Sequence as Choice
-from scheduler_svc.step_results import RETRY_DELAY
 
 
 class _Waiting(NamedTuple):

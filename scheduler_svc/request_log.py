@@ -53,6 +53,14 @@ class RequestLog:
         }
         logger.info("request accepted", extra={"fields": fields})
 
+    def taken_up(self, earlier_id: RequestId, new_id: RequestId) -> None:
+        """Log that a request has another gateway's id from now on."""
+        live = self._live.pop(earlier_id, None)
+        if live is not None:
+            self._live[new_id] = live
+        fields = {"request_id": format_request_id(new_id), "earlier_id": format_request_id(earlier_id)}
+        logger.info("request taken up", extra={"fields": fields})
+
     def scheduled(self, new_sequences: Iterable[NewSequence], now: float) -> None:
         """Note whose wait in the queue is over."""
         for sequence in new_sequences:

@@ -44,10 +44,11 @@ class StoppingParams:
 
 @dataclass(frozen=True)
 class ChoiceRecord:
-    """What the gateway holds of one choice."""
+    """What the gateway holds of one choice. `logprobs`: of its tokens, passed through unread."""
 
     token_ids: tuple[int, ...] = ()
     end: ChoiceEnd | None = None
+    logprobs: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class RequestRecord:
     age and what remains are seconds; None is no limit. sampling is passed through unread. cache_salt is part of the
     key of its cached blocks; it may take such blocks (reads_cache), at most those of its first max_cached_tokens tokens
     where that is set, and leave some (writes_cache).
+
+    resume_grace, in seconds: how long it is kept without a gateway, for whoever takes it up by the id that it had
+    first; gateway_state is theirs, passed through unread.
     """
 
     id: RequestId
@@ -79,6 +83,14 @@ class RequestRecord:
     reads_cache: bool = True
     max_cached_tokens: int | None = None
     writes_cache: bool = True
+    resume_grace: float | None = None
+    gateway_state: bytes = b""
+    first_id: RequestId | None = None
+
+    @property
+    def resume_id(self) -> RequestId:
+        """The id by which it is taken up."""
+        return self.first_id or self.id
 
     @property
     def is_resumed(self) -> bool:

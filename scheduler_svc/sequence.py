@@ -19,6 +19,15 @@ class SequenceStatus(Enum):
     FINISHED = "finished"
 
 
+class SuspectGroup:
+    """Sequences that run apart from all others until they are cleared; compared by identity. See suspects.py."""
+
+    __slots__ = ("members",)
+
+    def __init__(self, members: list[Sequence]) -> None:
+        self.members = members
+
+
 class LiveRequest:
     """An accepted request that has not ended. arrival and deadlines are on the engine's clock, in seconds.
 
@@ -57,6 +66,11 @@ class LiveRequest:
         self.sequences = tuple(Sequence(self, index, max_num_tokens) for index in range(len(record.choices)))
         self.num_open = len(self.sequences)
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed tokens of all choices."""
+        return sum(len(sequence.output_token_ids) for sequence in self.sequences)
+
 
 class Sequence:
     """One choice of one live request: counters, block table, handle. Everything else is derived.
@@ -73,14 +87,19 @@ class Sequence:
         "block_hashes",
         "block_table",
         "choice",
+        "end",
+        "group",
         "handle",
         "has_yielded",
         "is_discarding",
+        "logprobs",
         "max_num_tokens",
         "num_cached_tokens",
         "num_cached_tokens_untold",
         "num_charged_prompt_tokens",
         "num_computed_tokens",
+        "num_deaths",
+        "num_deaths_alone",
         "num_failures",
         "num_in_flight_rows",
         "num_passed_blocks",
@@ -99,6 +118,7 @@ class Sequence:
         "steady_until",
         "stop_token_ids",
         "stopping",
+        "suspect_until",
         "view",
     )
 
@@ -116,6 +136,9 @@ class Sequence:
         self.num_placeholders = 0
         self.num_computed_tokens = 0
         self.status = SequenceStatus.WAITING
+        self.end: ChoiceEnd | None = record.choices[choice].end  # that its gateway is told of
+        # Of its tokens, where they are asked for and the request may be taken up: those of one token or several each.
+        self.logprobs: list[object] = list(record.choices[choice].logprobs)
         # Where it is placed, waiting or running; 0 is nowhere.
         self.session = 0
         # Of the latest stay in this session; 0 before the first.
@@ -140,6 +163,12 @@ class Sequence:
         self.num_tokens_at_admission = 0
         # Stays in a row that a failed step or a lost row ended before they committed anything.
         self.num_failures = 0
+        # Deaths of executors at which it was in flight, those of them at which it was alone, the number of tokens from
+        # which on none of them is its fault, and with whom it runs apart. See suspects.py.
+        self.num_deaths = 0
+        self.num_deaths_alone = 0
+        self.suspect_until = 0
+        self.group: SuspectGroup | None = None
         self.num_preemptions = 0
         self.num_charged_prompt_tokens = 0
         self.view = SequenceView(self)
@@ -212,7 +241,8 @@ class Sequence:
         self.num_failures = 0
         if self.num_placeholders:
             self.num_placeholders -= 1
-        return self.end_at(len(self.output_token_ids))
+        self.end = self.end_at(len(self.output_token_ids))
+        return self.end
 
     def keep(self, num_output_tokens: int) -> None:
         """Forget the output past num_output_tokens tokens; for a sequence that is being ended."""

@@ -13,13 +13,15 @@ from prometheus_client import CollectorRegistry
 from octavo.internal.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from octavo.rpc.channel import open_channel
 from octavo.rpc.metrics import MetricsServer
+from octavo.rpc.progress import StallWatch
 from octavo.rpc.server import PortTakenError, RpcServer, wait_for_signal
 from octavo.rpc.stages import Stages
 from octavo.settings import SchedulerSettings
 from scheduler_svc.burst_reserve import ReserveSettings
+from scheduler_svc.drains import Drains
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
-from scheduler_svc.executor_client import ExecutorClient
+from scheduler_svc.executor_client import ExecutorClient, Link
 from scheduler_svc.executor_directory import ExecutorDirectory, Resolver, TargetsError, parse_targets, resolve
 from scheduler_svc.gateways import Gateways, stopping_error
 from scheduler_svc.health import PoolHealth
@@ -38,6 +40,8 @@ TERM_PATIENCE = 2.0
 
 STOP_GRACE = 1.0
 """Seconds for calls to end by themselves at the stop. Attach streams need milliseconds; a health watch never ends."""
+
+_MOST_DUMPED_REQUESTS = 20
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -89,6 +93,11 @@ class SchedulerServer:
         self._term = Term(time.time_ns(), term_patience)
         session_numbers = itertools.count(1)
         incarnations: dict[str, str] = {}
+        links: dict[str, Link] = {}
+        self._drains = Drains(links)
+        self._stall_watch = StallWatch(
+            lambda: self._engine_loop.has_placed_work, lambda: self._engine_loop.progress, settings.stall_timeout
+        )
 
         def make_client(address: str) -> ExecutorClient:
             return ExecutorClient(
@@ -99,6 +108,8 @@ class SchedulerServer:
                 dial=open_channel,
                 session_numbers=session_numbers,
                 incarnations=incarnations,
+                links=links,
+                hang_timeout=settings.hang_timeout,
             )
 
         self._directory = ExecutorDirectory(
@@ -108,7 +119,7 @@ class SchedulerServer:
             interval=settings.resolve_interval,
             resolver=resolver,
         )
-        servicer = SchedulerServicer(self._engine_loop, self._gateways, self._term, settings.cell)
+        servicer = SchedulerServicer(self._engine_loop, self._gateways, self._term, settings.cell, self._drains)
         add_SchedulerServiceServicer_to_server(servicer, self._rpc.server)
 
     @property
@@ -133,6 +144,7 @@ class SchedulerServer:
     async def run(self, stop: Awaitable[object]) -> int:
         """Work until `stop` is done or something fails that must end the process, then stop. Returns the exit code."""
         stopped = asyncio.ensure_future(stop)
+        drained = asyncio.ensure_future(self._drains.drained.wait())
         work = [
             asyncio.ensure_future(each)
             for each in (
@@ -141,22 +153,35 @@ class SchedulerServer:
                 self._health.run(),
                 self._gateways.report_load(),
                 self._term.wait_until_stale(),
+                self._stall_watch.run(self._stall_changed),
                 *(() if self._memory_log is None else (self._memory_log.run(),)),
             )
         ]
         try:
-            done, _ = await asyncio.wait((stopped, *work), return_when=asyncio.FIRST_COMPLETED)
-            return _exit_code(task for task in done if task is not stopped)
+            done, _ = await asyncio.wait((stopped, drained, *work), return_when=asyncio.FIRST_COMPLETED)
+            return _exit_code(task for task in done if task not in (stopped, drained))
         finally:
             # In this order: nobody new comes, gateways learn that they must go elsewhere, then the executors are let
             # go. The metrics page shows all of it.
             await self._rpc.health.drain()
             self._gateways.close(stopping_error())
-            for task in (stopped, *work):
+            for task in (stopped, drained, *work):
                 task.cancel()
-            await asyncio.gather(stopped, *work, return_exceptions=True)
+            await asyncio.gather(stopped, drained, *work, return_exceptions=True)
             await self._rpc.stop(STOP_GRACE)
             await self._metrics_server.stop()
+
+    def _stall_changed(self, is_stalled: bool) -> None:
+        """Say that work waits and nothing commits, with all that may tell why, or that it goes on."""
+        self._health.stall_changed(is_stalled)
+        self._gateways.is_stalled = is_stalled
+        seconds = round(self._stall_watch.stuck_for, 1)
+        if not is_stalled:
+            logger.warning("work goes on", extra={"fields": {"seconds": seconds}})
+            return
+        oldest = self._engine_loop.list_requests(None, _MOST_DUMPED_REQUESTS)
+        fields = {"seconds": seconds, "load": repr(self._engine_loop.load()), "oldest_requests": repr(oldest)}
+        logger.error("work waits and nothing commits", extra={"fields": fields})
 
 
 async def serve(settings: SchedulerSettings, stages: Stages) -> int:

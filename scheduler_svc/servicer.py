@@ -13,8 +13,10 @@ import grpc.aio
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from octavo.rpc.limits import MAX_TERM
+from octavo.rpc.seal import SealCheck
 from scheduler_svc.admin_convert import cancel_target, list_query, list_response, load_response
 from scheduler_svc.convert import cancel_reason, request_record
+from scheduler_svc.drains import Drains
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.gateways import Attachment, Gateways, stopping_error
 from scheduler_svc.kv_convert import kv_query, kv_response
@@ -31,7 +33,8 @@ _AttachContext = grpc.aio.ServicerContext[scheduler_pb2.AttachRequest, scheduler
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Serves gateways. `cell` is the one that this scheduler is for."""
 
-    def __init__(self, engine_loop: EngineLoop, gateways: Gateways, term: Term, cell: str) -> None:
+    def __init__(self, engine_loop: EngineLoop, gateways: Gateways, term: Term, cell: str, drains: Drains) -> None:
+        self._drains = drains
         self._engine_loop = engine_loop
         self._gateways = gateways
         self._term = term
@@ -109,6 +112,26 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             num_freed_blocks = self._engine_loop.flush_prefix_cache(request.executor)
         return scheduler_pb2.FlushPrefixCacheResponse(num_freed_blocks=num_freed_blocks)
 
+    async def Drain(  # noqa: N802 - the contract's name
+        self,
+        request: scheduler_pb2.DrainRequest,
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - grpc passes it
+    ) -> scheduler_pb2.DrainResponse:
+        """Have a service of the cell stop."""
+        match request.WhichOneof("target"):
+            case "scheduler" if request.scheduler:
+                self._drains.drained.set()
+            case "executor":
+                if not self._drains.drain_executor(request.executor):
+                    raise _not_there("EXECUTOR_NOT_FOUND", f"no executor at {request.executor!r} is in session")
+            case "gateway":
+                if not self._gateways.drain_gateway(request.gateway):
+                    raise _not_there("GATEWAY_NOT_FOUND", f"no gateway {request.gateway!r} is attached")
+            case _:
+                violation = FieldViolation("target", "must be the scheduler, an executor or a gateway")
+                raise invalid_argument([violation])
+        return scheduler_pb2.DrainResponse()
+
     async def _read_hello(self, context: _AttachContext) -> scheduler_pb2.Hello | None:
         frame = await context.read()
         if not isinstance(frame, scheduler_pb2.AttachRequest):
@@ -140,10 +163,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _read_frames(self, attachment: Attachment, context: _AttachContext) -> None:
         """Take frames in until the gateway ends the stream."""
+        seals = SealCheck()
+        attachment.num_received_frames = 1  # Hello
         while True:
             frame = await context.read()
             if not isinstance(frame, scheduler_pb2.AttachRequest) or not attachment.is_open:
                 return
+            if not seals.is_whole(frame):
+                raise invalid_argument([FieldViolation("checksum", "is missing, though earlier frames had one")])
+            attachment.num_received_frames += 1
             match frame.WhichOneof("frame"):
                 case "submit":
                     self._submit(attachment, frame.submit)
@@ -151,6 +179,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                     self._cancel(attachment, frame.cancel)
                 case "ack":
                     self._gateways.acknowledge(attachment, frame.ack.sequence)
+                case "take_up":
+                    asked = frame.take_up
+                    first_id = (asked.first_gateway, asked.first_request)
+                    self._gateways.take_up(attachment, asked.request, first_id, asked.tenant)
                 case other:
                     violation = FieldViolation("frame", f"{other or 'nothing'} does not belong here")
                     raise invalid_argument([violation])
@@ -171,6 +203,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             cancel.kept_tokens if cancel.HasField("kept_tokens") else None,
             cancel_reason(cancel),
         )
+
+
+def _not_there(reason: str, message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.NOT_FOUND, reason, f"{message}; `octavo load` (GetLoad) lists what is there")
 
 
 @contextmanager

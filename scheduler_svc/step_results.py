@@ -22,6 +22,7 @@ from scheduler_svc.batch import (
 from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState, InFlightStep, PlainColumns
 from scheduler_svc.policies.guard import PolicyGuard
+from scheduler_svc.request_errors import RETRY_DELAY
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 
 MAX_FAILURES = 3
@@ -29,9 +30,6 @@ MAX_FAILURES = 3
 
 The last of them it spent alone on its executor (see ISOLATE_AFTER of the batch builder): nobody fails for another.
 """
-
-RETRY_DELAY = 1.0
-"""Seconds after which a client may try again what failed for want of room or executors."""
 
 
 @dataclass(slots=True)
@@ -114,6 +112,8 @@ class StepResults:
             return
         first_token_index = len(sequence.output_token_ids)
         end = sequence.commit(token_id)
+        if row.logprobs is not None and sequence.request.record.resume_grace is not None:
+            sequence.logprobs.append(row.logprobs)
         applied.events.append(
             TokensOut(
                 sequence.request_id,

@@ -15,6 +15,7 @@ from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.queue_bound import QueueBound
 from scheduler_svc.request_record import FinishReason, RequestId, RequestRecord
 from scheduler_svc.sequence import SequenceStatus
+from scheduler_svc.suspects import Loss
 
 
 class Cell:
@@ -40,10 +41,10 @@ class Cell:
         self.check_invariants()
         return session
 
-    def remove_executor(self, session: int) -> None:
+    def remove_executor(self, session: int, loss: Loss = Loss.LEFT) -> None:
         """Lose a session with all its memory and steps in flight."""
         del self.executors[session], self.sent[session]
-        self.receive(self.engine.remove_executor(session))
+        self.receive(self.engine.remove_executor(session, loss))
 
     def submit(self, record: RequestRecord) -> None:
         """Submit a request of the gateway."""

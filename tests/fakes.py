@@ -40,11 +40,12 @@ def make_spec(
     model_revision: str = REVISION,
     address: str = "127.0.0.1:50053",
     window: int = 0,
+    incarnation: str = "0" * 32,
 ) -> ExecutorSpec:
     """Return a spec; num_blocks counts the null block."""
     return ExecutorSpec(
         address=address,
-        incarnation="0" * 32,
+        incarnation=incarnation,
         model=model,
         model_revision=model_revision,
         tokenizer_hash="t1",
@@ -82,6 +83,7 @@ def make_record(
     reads_cache: bool = True,
     max_cached_tokens: int | None = None,
     writes_cache: bool = True,
+    resume_grace: float | None = None,
 ) -> RequestRecord:
     """Return a record; its sampling, which the scheduler passes on unread, is the seed of the fake model."""
     return RequestRecord(
@@ -105,6 +107,7 @@ def make_record(
         reads_cache=reads_cache,
         max_cached_tokens=max_cached_tokens,
         writes_cache=writes_cache,
+        resume_grace=resume_grace,
     )
 
 

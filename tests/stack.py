@@ -37,6 +37,7 @@ FLAGS = {
     "metrics_port": "0",
     "http_port": "0",
     "admin_port": "0",
+    "drain_grace": "0",
 }
 """What every cell of the tests is started with, by settings field; a test adds to it."""
 
@@ -226,6 +227,17 @@ class ProcessStack:
         """Where a service's metrics page is."""
         return next(service.metrics_address for service in self._plan.services if service.name == name)
 
+    def use_executors_of(self, other: ProcessStack) -> None:
+        """Have this cell's scheduler dial the executors of another: a second scheduler for the same cell."""
+        addresses = ",".join(each.address for each in other._plan.services if each.name.startswith("executor"))
+        services = []
+        for service in self._plan.services:
+            command = list(service.command)
+            if service.name == "scheduler":
+                command[command.index("--executors") + 1] = addresses
+            services.append(dataclasses.replace(service, command=tuple(command)))
+        self._plan = dataclasses.replace(self._plan, services=tuple(services))
+
     def start(self, name: str) -> None:
         """Start a service, for the first time or again."""
         command = next(service.command for service in self._plan.services if service.name == name)
@@ -253,7 +265,9 @@ class ProcessStack:
     def stop_all(self) -> dict[str, int]:
         """Ask every living service to stop and return all exit codes."""
         for service in self._plan.services:
-            process = self.processes[service.name]
+            process = self.processes.get(service.name)
+            if process is None:
+                continue
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.terminate()

@@ -10,12 +10,13 @@ from octavo.client import kv_convert, request_convert, response_convert
 from octavo.client.admin_types import Load, RequestInfo
 from octavo.client.async_connection import AsyncConnection
 from octavo.client.async_stream import AsyncGenerateStream
+from octavo.client.client_resume import ResumePoint, ask_for_grace
 from octavo.client.client_rpcs import (
     CANCEL_REQUEST,
     COUNT_TOKENS,
     DETOKENIZE,
+    DRAIN,
     FLUSH_PREFIX_CACHE,
-    GENERATE,
     GENERATE_ONCE,
     GET_KV_STATE,
     GET_LOAD,
@@ -34,7 +35,7 @@ from octavo.v1 import admin_pb2
 class _AsyncClient:
     """What both clients are: an owner of one connection."""
 
-    def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
+    def __init__(self, api: Api, address: str | Sequence[str] | None, api_key: str | None = None) -> None:
         self._connection = AsyncConnection(api, address, api_key)
 
     @property
@@ -67,7 +68,7 @@ class AsyncClient(_AsyncClient):
     BlockingIOError now and then. Threads take Client.
     """
 
-    def __init__(self, address: str | None = None, *, api_key: str | None = None) -> None:
+    def __init__(self, address: str | Sequence[str] | None = None, *, api_key: str | None = None) -> None:
         super().__init__(GATEWAY, address, api_key if api_key is not None else given_api_key())
 
     def generate(
@@ -79,10 +80,10 @@ class AsyncClient(_AsyncClient):
         sent; the stream's loop raises all else.
         """
         request = request_convert.generate_request(prompt, options)
+        ask_for_grace(request)
         connection = self._connection
-        return AsyncGenerateStream(
-            lambda: connection.stream(GENERATE, request, timeout), lambda: connection.call_info(GENERATE, timeout)
-        )
+        point = ResumePoint(request, timeout, lambda: connection.num_addresses)
+        return AsyncGenerateStream(connection, point, timeout)
 
     async def complete(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -158,7 +159,7 @@ class AsyncClient(_AsyncClient):
 class AsyncAdminClient(_AsyncClient):
     """A client of the operator's API for asyncio: see AdminClient, whose methods it has."""
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str | Sequence[str] | None = None) -> None:
         super().__init__(ADMIN, address)
 
     async def list_requests(self, *, timeout: float | None = None) -> list[RequestInfo]:
@@ -209,3 +210,19 @@ class AsyncAdminClient(_AsyncClient):
         """
         request = kv_convert.flush_prefix_cache_request(executor)
         return (await self._connection.unary(FLUSH_PREFIX_CACHE, request, timeout)).freed_blocks
+
+    async def drain(
+        self,
+        *,
+        gateway: str | None = None,
+        executor: str | None = None,
+        scheduler: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Have one service stop in order, as SIGTERM does: exactly one of the three is to be given.
+
+        `gateway`: the part of its requests' ids before the hyphen, or "self" for the one that is asked; `executor`: its
+        address, as get_load gives it. Raises NotFoundError where it is not there.
+        """
+        request = request_convert.drain_request(gateway, executor, scheduler=scheduler)
+        await self._connection.unary(DRAIN, request, timeout)

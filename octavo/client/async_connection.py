@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
 
 from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
-from octavo.client.discovery import Api, checked_address, find, key_metadata
-from octavo.client.errors import CallInfo, cancelled, error_from
+from octavo.client.discovery import Api, checked_addresses, find, given_addresses, key_metadata
+from octavo.client.errors import CallInfo, UnavailableError, cancelled, error_from
 from octavo.rpc.channel import open_channel
+
+SEND_TIMEOUT = 5.0
+CLOSE_PATIENCE = 1.0
+"""Seconds for a message whose answer nobody waits for, and for what is left of it when the client is closed."""
 
 
 class AsyncConnection:
     """Finds its peer and connects on first use, and belongs from then on to the event loop that ran at that moment."""
 
-    def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
-        """`address`: host:port; None: found on first use. `api_key` goes with each call.
+    def __init__(self, api: Api, address: str | Sequence[str] | None, api_key: str | None = None) -> None:
+        """`address`: host:port, or several; None: found on first use. `api_key` goes with each call.
 
         Raises InvalidArgumentError.
         """
         self._metadata = key_metadata(api_key)
         self._api = api
-        self._address = None if address is None else checked_address(address)
+        self._addresses = [] if address is None else checked_addresses(address)
+        self._index = 0
+        self._unheard: set[Any] = set()
+        # Channels to peers that were left: streams may still be read from them.
+        self._left: list[grpc.aio.Channel] = []
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -34,17 +44,48 @@ class AsyncConnection:
     @property
     def address(self) -> str | None:
         """Where the peer is; None until it has been looked for."""
-        return self._address
+        return self._addresses[self._index] if self._addresses else None
+
+    @property
+    def num_addresses(self) -> int:
+        """How many peers there are to ask."""
+        return max(1, len(self._addresses))
+
+    def advance(self, from_address: str | None) -> None:
+        """Ask the next peer from now on, where there is one, unless another task has gone on from `from_address`."""
+        if len(self._addresses) > 1 and self._addresses[self._index] == from_address:
+            self._index = (self._index + 1) % len(self._addresses)
+            if self._channel is not None:
+                self._left.append(self._channel)
+                self._channel = None
 
     def call_info(self, rpc: Rpc[Any, Any], timeout: float | None) -> CallInfo:
         """Return what the words of an error need."""
-        return CallInfo(f"the {self._api.noun} at {self._address}", rpc.name, timeout)
+        return CallInfo(f"the {self._api.noun} at {self.address}", rpc.name, timeout)
 
     async def unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
         """Ask and wait for the answer. `timeout`: seconds. Whatever ends the waiting ends the call.
 
-        Raises ServiceError.
+        Raises ServiceError. A peer that is not there is followed by the next, each asked once.
         """
+        for _ in range(self.num_addresses - 1):
+            address = self.address
+            try:
+                return await self._unary(rpc, request, timeout)
+            except UnavailableError:
+                self.advance(address)
+        return await self._unary(rpc, request, timeout)
+
+    def send(self, rpc: Rpc[RequestT, ResponseT], request: RequestT) -> None:
+        """Ask, and do not wait for the answer, which nobody wants. `close` waits a moment for what is under way."""
+        if self._is_closed or self._channel is None:
+            return
+        method = self._channel.unary_unary(rpc.path, *_codecs(rpc))
+        call = method(request, timeout=SEND_TIMEOUT, metadata=self._metadata)
+        self._unheard.add(call)
+        call.add_done_callback(self._unheard.discard)
+
+    async def _unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
         seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
         method = channel.unary_unary(rpc.path, *_codecs(rpc))
@@ -74,10 +115,17 @@ class AsyncConnection:
         """Close the connection; calls under way end. No effect where it is closed."""
         self._is_closed = True
         channel, self._channel = self._channel, None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_PATIENCE):
+                for call in list(self._unheard):
+                    await call.code()
         if channel is not None:
+            self._left.append(channel)
+        if self._left:
             for call in list(self._calls):
                 call.cancel()
-            await channel.close()
+        while self._left:
+            await self._left.pop().close()
 
     def _keep(self, call: Any) -> Any:
         """Remember a call while anybody has it: closing a channel of grpc's does not end every call on it."""
@@ -90,11 +138,11 @@ class AsyncConnection:
                 raise RuntimeError("this client is closed: make a new one")
             loop = asyncio.get_running_loop()
             if self._channel is None:
-                if self._address is None:
-                    self._address = await find(self._api)
+                if not self._addresses:
+                    self._addresses = given_addresses(self._api) or [await find(self._api)]
                     if self._is_closed:
                         raise RuntimeError("this client was closed")
-                self._channel, self._loop = open_channel(self._address, SERVICE_CONFIG), loop
+                self._channel, self._loop = open_channel(self._addresses[self._index], SERVICE_CONFIG), loop
             elif self._loop is not loop:
                 raise RuntimeError("this client belongs to the event loop that used it first: make one for each loop")
             return self._channel

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
 import grpc.aio
 
-from octavo.client.async_connection import is_being_cancelled
-from octavo.client.errors import CallInfo, cancelled, error_from
+from octavo.client.async_connection import AsyncConnection, is_being_cancelled
+from octavo.client.client_resume import ResumePoint
+from octavo.client.client_rpcs import CANCEL_GENERATE, GENERATE
+from octavo.client.errors import cancelled, error_from
 from octavo.client.response_convert import event_from
 from octavo.client.results import StreamResults
 from octavo.client.types import Delta
@@ -24,10 +26,12 @@ class AsyncGenerateStream(StreamResults):
     the same event loop may `cancel`.
     """
 
-    def __init__(self, open_call: Callable[[], Awaitable[Any]], call_info: Callable[[], CallInfo]) -> None:
+    def __init__(self, connection: AsyncConnection, point: ResumePoint, timeout: float | None) -> None:
         super().__init__()
-        self._open_call = open_call
-        self._call_info = call_info
+        self._connection = connection
+        self._timeout = timeout
+        self._point = point
+        self._asked: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._call: Any = None
         self._is_read = False
@@ -46,10 +50,13 @@ class AsyncGenerateStream(StreamResults):
 
         Does not wait. No effect where the stream has ended.
         """
-        if not self._has_ended:
-            self._is_cancelled = True
-            if self._call is not None:
-                self._call.cancel()
+        if self._has_ended or self._is_cancelled:
+            return
+        self._is_cancelled = True
+        if self._call is not None:
+            self._call.cancel()
+        if self._point.token:
+            self._connection.send(CANCEL_GENERATE, self._point.cancel_request())
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -63,7 +70,8 @@ class AsyncGenerateStream(StreamResults):
     async def _start(self) -> Any:
         if self._call is None and not self._is_cancelled:
             self._loop = asyncio.get_running_loop()
-            self._call = await self._open_call()
+            self._call = await self._connection.stream(GENERATE, self._point.request(), self._point.timeout())
+            self._asked = self._connection.address
             if self._is_cancelled:  # while the gateway was looked for
                 self._call.cancel()
         if self._is_cancelled:
@@ -74,26 +82,42 @@ class AsyncGenerateStream(StreamResults):
         """Wait for the next delta. Raises StopAsyncIteration, ServiceError."""
         if self._has_ended:
             raise StopAsyncIteration
-        try:
-            call = await self._start()
-            while (message := await call.read()) is not grpc.aio.EOF:
-                delta = self._take(event_from(message))
-                if delta is not None:
-                    return delta
-        except grpc.aio.AioRpcError as error:
-            self._has_ended = True
-            raise error_from(error, self._call_info()) from None
-        except asyncio.CancelledError:
-            # grpc ends the call of a cancelled task in most states and promises it for none.
-            self.cancel()
-            if is_being_cancelled():
+        while True:
+            try:
+                call = await self._start()
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    event = self._point.take(event_from(message))
+                    if (delta := self._take(event)) is not None:
+                        return delta
+                break
+            except grpc.aio.AioRpcError as error:
+                await self._lost(error)
+            except asyncio.CancelledError:
+                # grpc ends the call of a cancelled task in most states and promises it for none.
+                self.cancel()
+                if is_being_cancelled():
+                    raise
+                raise _cancelled() from None
+            except BaseException:
+                self.cancel()
                 raise
-            raise _cancelled() from None
-        except BaseException:
-            self.cancel()
-            raise
         self._has_ended = True
         raise StopAsyncIteration
+
+    async def _lost(self, rpc_error: grpc.aio.AioRpcError) -> None:
+        """Get ready to take the stream up elsewhere, or raise what it has ended with."""
+        error = error_from(rpc_error, self._connection.call_info(GENERATE, self._timeout))
+        pause = None if self._is_cancelled else self._point.pause_after(error)
+        if pause is None:
+            self._has_ended = True
+            raise error from None
+        self._connection.advance(self._asked)
+        try:
+            await asyncio.sleep(pause)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        self._call = None
 
     def _abandon(self) -> None:
         """Cancel, from wherever the garbage collector runs."""

@@ -38,6 +38,9 @@ GENERATE = Rpc(INFERENCE_SERVICE, "Generate", inference_pb2.GenerateRequest, inf
 GENERATE_ONCE = Rpc(
     INFERENCE_SERVICE, "GenerateOnce", inference_pb2.GenerateOnceRequest, inference_pb2.GenerateOnceResponse
 )
+CANCEL_GENERATE = Rpc(
+    INFERENCE_SERVICE, "CancelGenerate", inference_pb2.CancelGenerateRequest, inference_pb2.CancelGenerateResponse
+)
 SCORE = Rpc(INFERENCE_SERVICE, "Score", inference_pb2.ScoreRequest, inference_pb2.ScoreResponse)
 COUNT_TOKENS = Rpc(
     INFERENCE_SERVICE, "CountTokens", inference_pb2.CountTokensRequest, inference_pb2.CountTokensResponse
@@ -53,10 +56,12 @@ GET_KV_STATE = Rpc(ADMIN_SERVICE, "GetKvState", admin_pb2.GetKvStateRequest, adm
 FLUSH_PREFIX_CACHE = Rpc(
     ADMIN_SERVICE, "FlushPrefixCache", admin_pb2.FlushPrefixCacheRequest, admin_pb2.FlushPrefixCacheResponse
 )
+DRAIN = Rpc(ADMIN_SERVICE, "Drain", admin_pb2.DrainRequest, admin_pb2.DrainResponse)
 
 ALL_RPCS: tuple[Rpc[Any, Any], ...] = (
     GENERATE,
     GENERATE_ONCE,
+    CANCEL_GENERATE,
     SCORE,
     TOKENIZE,
     DETOKENIZE,
@@ -68,10 +73,11 @@ ALL_RPCS: tuple[Rpc[Any, Any], ...] = (
     GET_LOAD,
     GET_KV_STATE,
     FLUSH_PREFIX_CACHE,
+    DRAIN,
 )
 
-# Sent again after an answer that was lost, CancelRequest would report that there is no such request.
-_NOT_RETRIED = (CANCEL_REQUEST,)
+# Sent again after an answer that was lost, these would report that there is no such request, or stop a successor.
+_NOT_RETRIED = (CANCEL_REQUEST, DRAIN)
 
 SERVICE_CONFIG: dict[str, Any] = {
     "methodConfig": [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -62,6 +62,16 @@ class Endpoint:
     is_serving: bool
 
 
+def checked_addresses(addresses: str | Sequence[str], source: str = "address") -> list[str]:
+    """Return the addresses of a list, or of a text with commas. Raises InvalidArgumentError, naming `source`."""
+    listed = addresses.split(",") if isinstance(addresses, str) else addresses
+    if isinstance(listed, bytes) or not isinstance(listed, Sequence):
+        raise TypeError(f"{source} must be host:port, is {addresses!r}")
+    if not listed:
+        raise invalid(source, "must be host:port or several, is empty")
+    return [checked_address(each.strip() if isinstance(each, str) else each, source) for each in listed]
+
+
 def checked_address(address: str, source: str = "address") -> str:
     """Return an address as it is. Raises InvalidArgumentError, naming `source`, where it is not host:port."""
     if not isinstance(address, str):
@@ -73,9 +83,15 @@ def checked_address(address: str, source: str = "address") -> str:
 
 
 def given_address(api: Api, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the address that the environment names; None where it names none. Raises InvalidArgumentError."""
+    """Return the first address that the environment names; None where it names none. Raises InvalidArgumentError."""
+    addresses = given_addresses(api, environ)
+    return addresses[0] if addresses else None
+
+
+def given_addresses(api: Api, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the addresses that the environment names. Raises InvalidArgumentError."""
     text = (os.environ if environ is None else environ).get(api.variable)
-    return checked_address(text, api.variable) if text else None
+    return checked_addresses(text, api.variable) if text else []
 
 
 def given_api_key(environ: Mapping[str, str] | None = None) -> str | None:

@@ -16,7 +16,7 @@ from octavo.v1 import admin_pb2, inference_pb2, model_pb2
 
 _REQUESTS_A_PAGE = 1000
 _GROUPS = ("sampling", "stopping", "output", "scheduling")
-_TOP_LEVEL = ("model", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens")
+_TOP_LEVEL = ("model", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens", "resume_grace")
 _OF_CHATS = "continue_final_message"
 # Their fields are named within the message that they stand in.
 _OF_CACHE = {"cache_salt": "salt", "bypass_cache": "bypass"}
@@ -131,6 +131,15 @@ def detokenize_request(
         request.skip_special_tokens = skip_special_tokens
     _extend("token_ids", request.token_ids, token_ids)
     return request
+
+
+def drain_request(gateway: str | None, executor: str | None, *, scheduler: bool) -> admin_pb2.DrainRequest:
+    """Return the request. Raises TypeError unless exactly one service is named."""
+    if (gateway is not None) + (executor is not None) + scheduler != 1:
+        raise TypeError("drain takes exactly one of gateway, executor and scheduler")
+    if scheduler:
+        return admin_pb2.DrainRequest(scheduler=True)
+    return admin_pb2.DrainRequest(gateway=gateway, executor=executor)
 
 
 def list_models_request(page_token: str) -> model_pb2.ListModelsRequest:

@@ -153,6 +153,7 @@ def _started(message: inference_pb2.Started) -> Started:
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
         cached_tokens=message.cached_tokens,
+        resume_token=message.resume_token,
     )
 
 

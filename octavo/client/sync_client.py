@@ -8,12 +8,13 @@ from typing import Self, Unpack
 
 from octavo.client import kv_convert, request_convert, response_convert
 from octavo.client.admin_types import Load, RequestInfo
+from octavo.client.client_resume import ResumePoint, ask_for_grace
 from octavo.client.client_rpcs import (
     CANCEL_REQUEST,
     COUNT_TOKENS,
     DETOKENIZE,
+    DRAIN,
     FLUSH_PREFIX_CACHE,
-    GENERATE,
     GENERATE_ONCE,
     GET_KV_STATE,
     GET_LOAD,
@@ -34,7 +35,7 @@ from octavo.v1 import admin_pb2
 class _SyncClient:
     """What both clients are: an owner of one connection."""
 
-    def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
+    def __init__(self, api: Api, address: str | Sequence[str] | None, api_key: str | None = None) -> None:
         self._connection = SyncConnection(api, address, api_key)
 
     @property
@@ -62,9 +63,10 @@ class Client(_SyncClient):
             for delta in client.generate("Once upon a time", max_tokens=64):
                 print(delta.text, end="")
 
-    `address` is host:port. None: OCTAVO_ADDRESS, else the first gateway that answers on 127.0.0.1, at 50051 or in the
-    range that docker-compose.yml publishes; it is looked for on first use. `api_key` is for a gateway that wants one;
-    None: OCTAVO_API_KEY, where it is set.
+    `address` is host:port, or a list of them, gateways of one cell: where one is lost the next is asked, and streams
+    are taken up there. None: OCTAVO_ADDRESS (host:port, or several with commas between), else the first gateway that
+    answers on 127.0.0.1, at 50051 or in the range that docker-compose.yml publishes; it is looked for on first use.
+    `api_key` is for a gateway that wants one; None: OCTAVO_API_KEY, where it is set.
 
     One client serves any number of threads over one connection. Make it after a fork, not before: a connection does
     not survive one (multiprocessing: use the start methods spawn or forkserver, or make a client in each process).
@@ -74,7 +76,7 @@ class Client(_SyncClient):
     take them at the moment (UNAVAILABLE), up to five times within about 1.5 s, and never once output may exist.
     """
 
-    def __init__(self, address: str | None = None, *, api_key: str | None = None) -> None:
+    def __init__(self, address: str | Sequence[str] | None = None, *, api_key: str | None = None) -> None:
         super().__init__(GATEWAY, address, api_key if api_key is not None else given_api_key())
 
     def generate(
@@ -86,10 +88,10 @@ class Client(_SyncClient):
         sent; the stream's loop raises all else.
         """
         request = request_convert.generate_request(prompt, options)
+        ask_for_grace(request)
         connection = self._connection
-        return GenerateStream(
-            lambda: connection.stream(GENERATE, request, timeout), lambda: connection.call_info(GENERATE, timeout)
-        )
+        point = ResumePoint(request, timeout, lambda: connection.num_addresses)
+        return GenerateStream(connection, point, timeout)
 
     def complete(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -170,7 +172,7 @@ class AdminClient(_SyncClient):
     sent once.
     """
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str | Sequence[str] | None = None) -> None:
         super().__init__(ADMIN, address)
 
     def list_requests(self, *, timeout: float | None = None) -> list[RequestInfo]:
@@ -221,3 +223,19 @@ class AdminClient(_SyncClient):
         """
         request = kv_convert.flush_prefix_cache_request(executor)
         return (self._connection.unary(FLUSH_PREFIX_CACHE, request, timeout)).freed_blocks
+
+    def drain(
+        self,
+        *,
+        gateway: str | None = None,
+        executor: str | None = None,
+        scheduler: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Have one service stop in order, as SIGTERM does: exactly one of the three is to be given.
+
+        `gateway`: the part of its requests' ids before the hyphen, or "self" for the one that is asked; `executor`: its
+        address, as get_load gives it. Raises NotFoundError where it is not there.
+        """
+        request = request_convert.drain_request(gateway, executor, scheduler=scheduler)
+        self._connection.unary(DRAIN, request, timeout)

@@ -6,46 +6,91 @@ threads, has no thread while nothing is asked, and a cancel is a plain call from
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
 from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
-from octavo.client.discovery import Api, checked_address, find_blocking, key_metadata
-from octavo.client.errors import CallInfo, cancelled, error_from
+from octavo.client.discovery import Api, checked_addresses, find_blocking, given_addresses, key_metadata
+from octavo.client.errors import CallInfo, UnavailableError, cancelled, error_from
 from octavo.rpc.channel import open_sync_channel
+
+SEND_TIMEOUT = 5.0
+CLOSE_PATIENCE = 1.0
+"""Seconds for a message whose answer nobody waits for, and for what is left of it when the client is closed."""
 
 
 class SyncConnection:
     """Finds its peer and connects on first use. Every method may be called from any thread."""
 
-    def __init__(self, api: Api, address: str | None, api_key: str | None = None) -> None:
-        """`address`: host:port; None: found on first use. `api_key` goes with each call.
+    def __init__(self, api: Api, address: str | Sequence[str] | None, api_key: str | None = None) -> None:
+        """`address`: host:port, or several; None: found on first use. `api_key` goes with each call.
 
         Raises InvalidArgumentError.
         """
         self._metadata = key_metadata(api_key)
         self._api = api
-        self._address = None if address is None else checked_address(address)
+        self._addresses = [] if address is None else checked_addresses(address)
+        self._index = 0
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._is_closed = False
+        self._unheard: set[Any] = set()
+        # Channels to peers that were left: streams may still be read from them.
+        self._left: list[grpc.Channel] = []
 
     @property
     def address(self) -> str | None:
         """Where the peer is; None until it has been looked for."""
-        return self._address
+        return self._addresses[self._index] if self._addresses else None
+
+    @property
+    def num_addresses(self) -> int:
+        """How many peers there are to ask."""
+        return max(1, len(self._addresses))
+
+    def advance(self, from_address: str | None) -> None:
+        """Ask the next peer from now on, where there is one, unless another thread has gone on from `from_address`."""
+        with self._lock:
+            if len(self._addresses) > 1 and self._addresses[self._index] == from_address:
+                self._index = (self._index + 1) % len(self._addresses)
+                channel, self._channel = self._channel, None
+                if channel is not None and self._is_closed:
+                    channel.close()
+                elif channel is not None:
+                    self._left.append(channel)
 
     def call_info(self, rpc: Rpc[Any, Any], timeout: float | None) -> CallInfo:
         """Return what the words of an error need."""
-        return CallInfo(f"the {self._api.noun} at {self._address}", rpc.name, timeout)
+        return CallInfo(f"the {self._api.noun} at {self.address}", rpc.name, timeout)
 
     def unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
         """Ask and wait for the answer. `timeout`: seconds. Whatever ends the waiting ends the call.
 
-        Raises ServiceError.
+        Raises ServiceError. A peer that is not there is followed by the next, each asked once.
         """
+        for _ in range(self.num_addresses - 1):
+            address = self.address
+            try:
+                return self._unary(rpc, request, timeout)
+            except UnavailableError:
+                self.advance(address)
+        return self._unary(rpc, request, timeout)
+
+    def send(self, rpc: Rpc[RequestT, ResponseT], request: RequestT) -> None:
+        """Ask, and do not wait for the answer, which nobody wants. `close` waits a moment for what is under way."""
+        with self._lock:
+            if self._is_closed or self._channel is None:
+                return
+            method = self._channel.unary_unary(rpc.path, *_codecs(rpc))
+            call = method.future(request, timeout=SEND_TIMEOUT, metadata=self._metadata)
+            self._unheard.add(call)
+        call.add_done_callback(self._unheard.discard)
+
+    def _unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
         seconds = grpc_timeout(timeout)
         with self._lock:
             method = self._open_channel().unary_unary(rpc.path, *_codecs(rpc))
@@ -73,17 +118,20 @@ class SyncConnection:
         """Close the connection; calls under way end. No effect where it is closed."""
         with self._lock:
             self._is_closed = True
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
+            channel, self._channel = self._channel, None
+        for call in list(self._unheard):
+            with contextlib.suppress(grpc.FutureTimeoutError, grpc.RpcError, grpc.FutureCancelledError):
+                call.result(CLOSE_PATIENCE)
+        for each in (*self._left, *([] if channel is None else [channel])):
+            each.close()
 
     def _open_channel(self) -> grpc.Channel:
         if self._is_closed:
             raise RuntimeError("this client is closed: make a new one")
         if self._channel is None:
-            if self._address is None:
-                self._address = find_blocking(self._api)
-            self._channel = open_sync_channel(self._address, SERVICE_CONFIG)
+            if not self._addresses:
+                self._addresses = given_addresses(self._api) or [find_blocking(self._api)]
+            self._channel = open_sync_channel(self._addresses[self._index], SERVICE_CONFIG)
         return self._channel
 
 

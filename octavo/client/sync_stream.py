@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from octavo.client.errors import CallInfo, cancelled, error_from
+from octavo.client.client_resume import ResumePoint
+from octavo.client.client_rpcs import CANCEL_GENERATE, GENERATE
+from octavo.client.errors import cancelled, error_from
 from octavo.client.response_convert import event_from
 from octavo.client.results import StreamResults
+from octavo.client.sync_connection import SyncConnection
 from octavo.client.types import Delta
 
 
@@ -20,12 +23,18 @@ class GenerateStream(StreamResults):
 
     The request is sent when the loop begins, or at the start of `with stream:`. Leaving either before the end, by
     break, return or an exception, cancels it on the server. Read by one thread; any thread may `cancel`.
+
+    Where the gateway is lost the stream is taken up at the next address, or at this one once somebody answers there,
+    for as long as the request's resume_grace: the loop only pauses.
     """
 
-    def __init__(self, open_call: Callable[[], Any], call_info: Callable[[], CallInfo]) -> None:
+    def __init__(self, connection: SyncConnection, point: ResumePoint, timeout: float | None) -> None:
         super().__init__()
-        self._open_call = open_call
-        self._call_info = call_info
+        self._connection = connection
+        self._timeout = timeout
+        self._point = point
+        self._asked: str | None = None
+        self._wake = threading.Event()
         self._lock = threading.Lock()
         self._call: Any = None
         self._is_read = False
@@ -45,10 +54,14 @@ class GenerateStream(StreamResults):
         No effect where the stream has ended.
         """
         with self._lock:
-            if not self._has_ended:
-                self._is_cancelled = True
-                if self._call is not None:
-                    self._call.cancel()
+            if self._has_ended or self._is_cancelled:
+                return
+            self._is_cancelled = True
+            self._wake.set()
+            if self._call is not None:
+                self._call.cancel()
+        if self._point.token:
+            self._connection.send(CANCEL_GENERATE, self._point.cancel_request())
 
     def __enter__(self) -> Self:
         self._start()
@@ -64,30 +77,41 @@ class GenerateStream(StreamResults):
             if self._is_cancelled:
                 raise _cancelled()
             if self._call is None:
-                self._call = self._open_call()
+                self._call = self._connection.stream(GENERATE, self._point.request(), self._point.timeout())
+                self._asked = self._connection.address
             return self._call
 
     def _next_delta(self) -> Delta:
         """Wait for the next delta. Raises StopIteration, ServiceError."""
         if self._has_ended:
             raise StopIteration
-        call = self._start()
-        try:
-            while True:
-                delta = self._take(event_from(next(call)))
-                if delta is not None:
-                    return delta
-        except StopIteration:
+        while True:
+            call = self._start()
+            try:
+                while True:
+                    event = self._point.take(event_from(next(call)))
+                    if (delta := self._take(event)) is not None:
+                        return delta
+            except StopIteration:
+                self._has_ended = True
+                raise
+            except grpc.RpcError as error:
+                self._lost(error)
+            except BaseException:  # KeyboardInterrupt, above all
+                self.cancel()
+                raise
+
+    def _lost(self, rpc_error: grpc.RpcError) -> None:
+        """Get ready to take the stream up elsewhere, or raise what it has ended with."""
+        error = error_from(rpc_error, self._connection.call_info(GENERATE, self._timeout))
+        pause = None if self._is_cancelled else self._point.pause_after(error)
+        if pause is None:
             self._has_ended = True
-            raise
-        except grpc.RpcError as error:
-            self._has_ended = True
-            if self._is_cancelled:
-                raise _cancelled() from None
-            raise error_from(error, self._call_info()) from None
-        except BaseException:  # KeyboardInterrupt, above all
-            self.cancel()
-            raise
+            raise (_cancelled() if self._is_cancelled else error) from None
+        self._connection.advance(self._asked)
+        self._wake.wait(pause)
+        with self._lock:
+            self._call = None
 
 
 class _Deltas:

@@ -88,6 +88,10 @@ class GenerateOptions(TypedDict, total=False):
     """Share cached prefixes only with requests of the same salt, at most 128 characters."""
     bypass_cache: bool | None
     """True: nothing is taken from the prefix cache, and nothing left in it. The output is the same."""
+    resume_grace: float | None
+    """Seconds that the request outlives a stream that is lost, 0 to 600: the stream is then taken up, at any gateway.
+    Default: 30, but 0 with prompt_logprobs. 0: a stream that is lost ends the request. For `generate` alone.
+    """
     request_id: str | None
     """A label of the caller's own for logs, at most 128 characters."""
     continue_final_message: bool | None
@@ -109,6 +113,8 @@ class Started:
     """Most tokens each choice can get."""
     cached_tokens: int = 0
     """Of the prompt, those in the prefix cache when it was accepted; Usage has the figure that came of it."""
+    resume_token: str = ""
+    """What takes the stream up again where it is lost; empty where it cannot be."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from octavo.local import leash as leash_program
@@ -20,8 +21,10 @@ _LEASH = leash_program.__file__
 class Child:
     """A service's process, and after a death its successor. Output goes to `log`, appended."""
 
-    def __init__(self, plan: ServicePlan, log: Path) -> None:
+    def __init__(self, plan: ServicePlan, log: Path, environ: Mapping[str, str] | None = None) -> None:
+        """`environ`: its environment, its successors' too; None: this process's."""
         self.plan = plan
+        self._environ = environ
         self.log = log
         self._process: asyncio.subprocess.Process | None = None
 
@@ -52,6 +55,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=self._environ,
                 start_new_session=True,
             )
 

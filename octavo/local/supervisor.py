@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,10 @@ from typing import Any
 from octavo.local.child import Child
 from octavo.local.plan import CellPlan
 from octavo.local.start_log import StageProgress, StartLog
+from octavo.rpc.settings import variable_of
+from octavo.settings import GatewaySettings
 
+RESUME_KEY = variable_of(GatewaySettings, "resume_key")
 STOP_GRACE = 15.0
 """Seconds that a service gets to end by itself. Its own choreography takes a few."""
 FIRST_PAUSE = 0.5
@@ -49,7 +54,9 @@ class Supervisor:
         stop_grace: float = STOP_GRACE,
     ) -> None:
         """`logs`: an existing folder for a log file per service."""
-        self._children = [Child(service, logs / f"{service.name}.log") for service in plan.services]
+        # Of a gateway and those that take its place: streams can be taken up after its death. A key that is given wins.
+        environ = {RESUME_KEY: secrets.token_hex(32), **os.environ}
+        self._children = [Child(each, logs / f"{each.name}.log", environ) for each in plan.services]
         self._report = report
         self._probe = probe
         self._progress = progress

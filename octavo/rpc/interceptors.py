@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from octavo.rpc.errors import ServiceError, abort
+from octavo.rpc.seal import SEALED_METHODS, Damaged, opened, seal
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         wrap = _wrap_generator if inspect.isasyncgenfunction(behaviour) else _wrap
         prepare = _checked_stream if handler.request_streaming else _checked
         make_handler = getattr(grpc, f"{shape}_rpc_method_handler")
+        is_sealed = shape == "stream_stream" and handler_call_details.method.startswith(SEALED_METHODS)
+        parse = handler.request_deserializer
         return make_handler(
             wrap(behaviour, handler_call_details.method, prepare),
-            request_deserializer=_tolerant(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
+            request_deserializer=opened(parse) if is_sealed else _tolerant(parse),
+            response_serializer=seal if is_sealed else handler.response_serializer,
         )
 
 
@@ -86,7 +89,7 @@ def _tolerant(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _checked(request: Any, context: _Context) -> tuple[Any, Any]:
-    if isinstance(request, _Malformed):
+    if isinstance(request, (_Malformed, Damaged)):
         # A new one each time: an exception that is raised again and again keeps every traceback.
         message = "the bytes are not a message of the type that this rpc takes"
         raise ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", message)

@@ -302,3 +302,17 @@ class FlushPrefixCacheResponse(_message.Message):
     FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     freed_blocks: int
     def __init__(self, freed_blocks: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("gateway", "scheduler", "executor")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    gateway: str
+    scheduler: bool
+    executor: str
+    def __init__(self, gateway: _Optional[str] = ..., scheduler: bool = ..., executor: _Optional[str] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -31,11 +31,12 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "stopping", "output", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens", "scheduling", "cache")
+    __slots__ = ("model", "text", "token_ids", "chat", "resume", "sampling", "stopping", "output", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens", "scheduling", "cache", "resume_grace")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -46,10 +47,12 @@ class GenerateRequest(_message.Message):
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULING_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_GRACE_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
     chat: ChatInput
+    resume: ResumeInput
     sampling: SamplingConfig
     stopping: StoppingConfig
     output: OutputConfig
@@ -60,7 +63,36 @@ class GenerateRequest(_message.Message):
     truncate_prompt_tokens: int
     scheduling: SchedulingConfig
     cache: CacheConfig
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., sampling: _Optional[_Union[SamplingConfig, _Mapping]] = ..., stopping: _Optional[_Union[StoppingConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., best_of: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., scheduling: _Optional[_Union[SchedulingConfig, _Mapping]] = ..., cache: _Optional[_Union[CacheConfig, _Mapping]] = ...) -> None: ...
+    resume_grace: _duration_pb2.Duration
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., resume: _Optional[_Union[ResumeInput, _Mapping]] = ..., sampling: _Optional[_Union[SamplingConfig, _Mapping]] = ..., stopping: _Optional[_Union[StoppingConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., best_of: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., scheduling: _Optional[_Union[SchedulingConfig, _Mapping]] = ..., cache: _Optional[_Union[CacheConfig, _Mapping]] = ..., resume_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ResumeInput(_message.Message):
+    __slots__ = ("token", "positions")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    positions: _containers.RepeatedCompositeFieldContainer[ResumePosition]
+    def __init__(self, token: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[ResumePosition, _Mapping]]] = ...) -> None: ...
+
+class ResumePosition(_message.Message):
+    __slots__ = ("choice", "num_tokens", "text_bytes")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    choice: int
+    num_tokens: int
+    text_bytes: int
+    def __init__(self, choice: _Optional[int] = ..., num_tokens: _Optional[int] = ..., text_bytes: _Optional[int] = ...) -> None: ...
+
+class CancelGenerateRequest(_message.Message):
+    __slots__ = ("resume_token",)
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    resume_token: str
+    def __init__(self, resume_token: _Optional[str] = ...) -> None: ...
+
+class CancelGenerateResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SchedulingConfig(_message.Message):
     __slots__ = ("priority", "queue_ttl", "first_token_target")
@@ -197,7 +229,7 @@ class PromptTokenLogprobs(_message.Message):
     def __init__(self, logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "seed", "prompt_tokens", "max_tokens", "cached_tokens")
+    __slots__ = ("request_id", "model", "model_revision", "seed", "prompt_tokens", "max_tokens", "cached_tokens", "resume_token")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +237,7 @@ class Started(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
@@ -212,7 +245,8 @@ class Started(_message.Message):
     prompt_tokens: int
     max_tokens: int
     cached_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    resume_token: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., resume_token: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("choice", "first_token_index", "text", "token_ids", "logprobs")

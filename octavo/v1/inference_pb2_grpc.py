@@ -48,6 +48,11 @@ class InferenceServiceStub(object):
                 request_serializer=octavo_dot_v1_dot_inference__pb2.GenerateOnceRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateOnceResponse.FromString,
                 _registered_method=True)
+        self.CancelGenerate = channel.unary_unary(
+                '/octavo.v1.InferenceService/CancelGenerate',
+                request_serializer=octavo_dot_v1_dot_inference__pb2.CancelGenerateRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.CancelGenerateResponse.FromString,
+                _registered_method=True)
         self.Score = channel.unary_unary(
                 '/octavo.v1.InferenceService/Score',
                 request_serializer=octavo_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
@@ -87,6 +92,14 @@ class InferenceServiceServicer(object):
 
     def GenerateOnce(self, request, context):
         """GenerateOnce answers with the whole output at once. Cancelling the call cancels the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelGenerate(self, request, context):
+        """CancelGenerate ends a request that may be taken up (GenerateRequest.resume_grace), whoever reads its stream: such a request
+        outlives its call, so that a client which wants its end says so. OK too where it has ended or is not known.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,6 +145,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GenerateOnce,
                     request_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateOnceRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_inference__pb2.GenerateOnceResponse.SerializeToString,
+            ),
+            'CancelGenerate': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelGenerate,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.CancelGenerateRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.CancelGenerateResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
@@ -212,6 +230,33 @@ class InferenceService(object):
             '/octavo.v1.InferenceService/GenerateOnce',
             octavo_dot_v1_dot_inference__pb2.GenerateOnceRequest.SerializeToString,
             octavo_dot_v1_dot_inference__pb2.GenerateOnceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelGenerate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.InferenceService/CancelGenerate',
+            octavo_dot_v1_dot_inference__pb2.CancelGenerateRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.CancelGenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,6 +25,7 @@ from scheduler_svc.load import LoadSnapshot
 from scheduler_svc.policies.fcfs import FcfsScheduler
 from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestId, RequestRecord
 from scheduler_svc.step_results import MAX_FAILURES
+from scheduler_svc.suspects import Loss
 
 # Under the thorough profile this looks for minutes.
 pytestmark = pytest.mark.timeout(1800)
@@ -69,11 +70,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.undelivered[self.cell.add_executor(spec)] = []
 
     @precondition(lambda self: self.cell.executors)
-    @rule(data=st.data())
-    def lose_executor(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), loss=st.sampled_from((Loss.LEFT, Loss.HUNG, Loss.LOST)))
+    def lose_executor(self, data: st.DataObject, loss: Loss) -> None:
         session = self._draw_session(data)
         self.delivered += [(session, result) for result in self.undelivered.pop(session)]
-        self.cell.remove_executor(session)
+        self.cell.remove_executor(session, loss)
 
     @rule(plan=request_plans())
     def submit(self, plan: RequestPlan) -> None:

@@ -257,14 +257,14 @@ async def test_an_operator_sees_and_ends_a_request(stack: Stack) -> None:
 
 @pytest.mark.asyncio
 async def test_the_gateways_end_reaches_the_reader(tiny_model: PreparedModel, tmp_path: Path) -> None:
-    """After a token nothing is sent again: SIGTERM is the gateway's own reason, SIGKILL a connection that was lost.
+    """Of a stream that is not to be taken up: SIGTERM is the gateway's own reason, SIGKILL a connection that was lost.
 
     The same client goes on with the next gateway at that address, and says so while there is none.
     """
     async with processes(tiny_model, tmp_path) as cell, octavo.AsyncClient(cell.gateway_address) as client:
 
         async def end_gateway(signum: signal.Signals) -> octavo.ServiceError:
-            deltas = aiter(client.generate(PROMPT, max_tokens=LONG, ignore_eos=True))
+            deltas = aiter(client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, resume_grace=0))
             await anext(deltas)
             cell.signal("gateway", signum)
             with pytest.raises(octavo.UnavailableError) as raised:

@@ -76,12 +76,22 @@ class NativeLibrary:
             return None
         return ctypes.cast(function, ctypes.c_void_p).value
 
+    def num_rounds(self) -> int:
+        """Return how many rounds of work the team has done, one or more in each op; any thread may ask, at any time."""
+        rounds: int = self._library["octavo_rounds"]()
+        return rounds
+
     def set_threads(self, count: int) -> None:
         """Make the team of compute threads `count` strong, the calling thread of an op included."""
         self.function("octavo_set_threads", ctypes.c_int)(count)
 
 
 _loaded: dict[str, NativeLibrary] = {}
+
+
+def num_rounds() -> int:
+    """Return how many rounds of work the libraries of this process have done."""
+    return sum(library.num_rounds() for library in tuple(_loaded.values()))
 
 
 def load_library(num_threads: int | None = None, isa: InstructionSet | None = None) -> NativeLibrary:
@@ -94,7 +104,9 @@ def load_library(num_threads: int | None = None, isa: InstructionSet | None = No
     # A library has one team: loading it twice must not make two.
     if isa.name not in _loaded:
         path = find_library(isa)
-        _loaded[isa.name] = NativeLibrary(path.name, isa, ctypes.CDLL(str(path)))
+        loaded = ctypes.CDLL(str(path))
+        loaded.octavo_rounds.restype = INT64
+        _loaded[isa.name] = NativeLibrary(path.name, isa, loaded)
     library = _loaded[isa.name]
     library.set_threads(num_threads or len(os.sched_getaffinity(0)))
     return library

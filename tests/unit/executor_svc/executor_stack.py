@@ -33,9 +33,12 @@ class Peer:
         self.call = stub.Execute()
 
     async def read(self) -> pb.ExecuteResponse:
-        frame = await asyncio.wait_for(self.call.read(), TIMEOUT)
-        assert isinstance(frame, pb.ExecuteResponse), f"the stream ended: {await self.call.code()}"
-        return frame
+        """The next frame; signs of life are passed over."""
+        while True:
+            frame = await asyncio.wait_for(self.call.read(), TIMEOUT)
+            assert isinstance(frame, pb.ExecuteResponse), f"the stream ended: {await self.call.code()}"
+            if frame.WhichOneof("frame") != "progress":
+                return frame
 
     async def write(self, **frame: Any) -> None:
         await asyncio.wait_for(self.call.write(pb.ExecuteRequest(**frame)), TIMEOUT)

@@ -63,6 +63,15 @@ def _device_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "device"]
 
 
+async def _result(call: Any) -> pb.StepResult:
+    """The next result; signs of life are passed over."""
+    while True:
+        frame = await asyncio.wait_for(call.read(), TIMEOUT)
+        if frame.WhichOneof("frame") != "progress":
+            result: pb.StepResult = frame.step_result
+            return result
+
+
 async def _begin(channel: grpc.aio.Channel) -> tuple[Any, pb.Welcome]:
     """Open a session; return the call and what Welcome said."""
     call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
@@ -118,12 +127,12 @@ async def test_start_serve_stop(model: str) -> None:
         assert (len(welcome.incarnation), len(welcome.fingerprint)) == (32, 64)
         assert (welcome.block_size, welcome.num_blocks, welcome.max_model_len) == (8, 4 * 16 + 1, 128)
         await call.write(_first_step())
-        result = (await asyncio.wait_for(call.read(), TIMEOUT)).step_result
+        result = await _result(call)
         assert list(result.statuses) == [pb.ROW_STATUS_OK]
         assert 0 <= result.token_ids[0] < welcome.vocab_size
         stop.set()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(call.read(), TIMEOUT)
+            await _result(call)
         error = from_rpc_error(caught.value)
         assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "STOPPING")
         assert error.retry_delay is not None
@@ -148,7 +157,7 @@ async def test_death_of_the_device_thread(model: str, monkeypatch: pytest.Monkey
         call, _ = await _begin(channel)
         await call.write(_first_step())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(call.read(), TIMEOUT)
+            await _result(call)
         error = from_rpc_error(caught.value)
         assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "DEVICE_FAILED")
         assert (await asyncio.wait_for(watch.read(), TIMEOUT)).status == NOT_SERVING

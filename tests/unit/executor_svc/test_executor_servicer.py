@@ -94,7 +94,7 @@ async def test_terms(stack: Stack) -> None:
     assert error.metadata == {"highest_term": "5"}
     second = stack.peer()
     await second.read()
-    await second.write(begin=pb.Begin(term=5, session=2))
+    await second.write(begin=pb.Begin(term=5, session=1))
     error = await second.end()
     assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "SESSION_EXISTS")
     assert (await first.step(first_step(session=1))).statuses == [pb.ROW_STATUS_OK]

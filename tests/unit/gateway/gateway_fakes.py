@@ -342,7 +342,7 @@ async def running_stack(
         admin_port=0,
         metrics_port=0,
         check_invariants=True,
-        **settings_fields,
+        **{"drain_grace": 0.0, **settings_fields},
     )
     gateway = GatewayServer(settings, [prepared], QUICK)
     try:

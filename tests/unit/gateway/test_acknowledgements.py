@@ -6,7 +6,7 @@ import pytest
 from gateway_fakes import FakeScheduler, running_stack, tokens_of
 from tokenizer_samples import EOS_ID, byte_level
 
-from gateway import scheduler_client
+from gateway import attach_client
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.models.prepared import PreparedModel
 from octavo.v1 import inference_pb2
@@ -28,7 +28,7 @@ async def test_frames_are_acknowledged(prepared: PreparedModel) -> None:
 @pytest.mark.asyncio
 async def test_steps_are_acknowledged_together(prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some steps have no Ack of their own; a sixteenth has, and so has Finished, at once and for all before it."""
-    monkeypatch.setattr(scheduler_client, "_ACK_WITHIN", 3600.0)
+    monkeypatch.setattr(attach_client, "_ACK_WITHIN", 3600.0)
     scheduler = FakeScheduler(auto=False)
     async with running_stack(prepared, scheduler) as stack:
         call = stack.inference.Generate(inference_pb2.GenerateRequest(text=TEXT))

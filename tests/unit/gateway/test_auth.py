@@ -14,11 +14,14 @@ from gateway_fakes import TIMEOUT, Stack, running_stack
 from grpc_health.v1 import health_pb2
 
 from gateway.auth import ApiKeys, ApiKeysError, read_api_keys
+from gateway.resume_tokens import ResumeTokens
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.errors import ServiceError, from_rpc_error
 from octavo.v1 import inference_pb2, model_pb2
 
 KEY, OTHER_KEY = "sk-0123456789", "sk-abcdefghij"
+RESUME_KEY = "r" * 16
+TOKEN = ResumeTokens(RESUME_KEY, "default").make(("ab" * 16, 1), "alice")
 FILE = f"""# who may call
 alice {KEY}
 
@@ -115,6 +118,7 @@ def rpcs_of(stack: Stack) -> dict[str, tuple[Any, Any]]:
     part = inference_pb2.Continuation(text="b")
     return {
         "Generate": (stack.inference.Generate, generate),
+        "CancelGenerate": (stack.inference.CancelGenerate, inference_pb2.CancelGenerateRequest(resume_token=TOKEN)),
         "GenerateOnce": (stack.inference.GenerateOnce, inference_pb2.GenerateOnceRequest(request=generate)),
         "Score": (stack.inference.Score, inference_pb2.ScoreRequest(text="a", continuations=[part])),
         "Tokenize": (stack.inference.Tokenize, inference_pb2.TokenizeRequest(text="a")),
@@ -142,7 +146,8 @@ def test_every_public_rpc_is_among_them() -> None:
     ]
     names = {method.name for service in services for method in service.methods}
     assert names == {
-        "Generate", "GenerateOnce", "Score", "Tokenize", "Detokenize", "CountTokens", "ListModels", "GetModel",
+        "Generate", "GenerateOnce", "CancelGenerate", "Score", "Tokenize", "Detokenize", "CountTokens", "ListModels",
+        "GetModel",
     }  # fmt: skip
 
 
@@ -152,7 +157,7 @@ async def test_every_public_rpc_needs_a_key(
 ) -> None:
     """With a file every rpc refuses calls without a good key and serves the others; health is open; no log has it."""
     caplog.set_level(logging.DEBUG)
-    async with running_stack(prepared, api_keys=str(write(tmp_path, FILE))) as stack:
+    async with running_stack(prepared, api_keys=str(write(tmp_path, FILE)), resume_key=RESUME_KEY) as stack:
         bad_metadata: list[tuple[tuple[str, str], ...]] = [(), (("authorization", f"Bearer {KEY}nope"),)]
         for name, (method, request) in rpcs_of(stack).items():
             for metadata in bad_metadata:

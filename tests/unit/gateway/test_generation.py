@@ -32,6 +32,8 @@ from gateway.requests import (
     TextInput,
     Usage,
 )
+from gateway.resume_tokens import ResumeTokens
+from gateway.scheduler_client import OnTakenUp
 from gateway.served_models import ServedModel, ServedModels
 from gateway.tokenizer import LONG_TEXT
 from octavo.rpc.errors import ServiceError
@@ -61,6 +63,14 @@ class RecordingScheduler:
         """Note the end of a choice by its text."""
         self.stopped.append((request.counter, choice, len(request.choices[choice].token_ids)))
 
+    def take_up(self, counter: int, first_id: tuple[str, int], tenant: str, on_taken_up: OnTakenUp) -> None:
+        """Nothing can be taken up here."""
+        raise NotImplementedError
+
+    def cancel_counter(self, counter: int) -> None:
+        """Nor ended by its counter."""
+        raise NotImplementedError
+
 
 class Bench:
     """A generator with everything around it."""
@@ -75,7 +85,9 @@ class Bench:
         cell = Cell()
         cell.attach()
         cell.set_pools({model.name: Pool(model.name, model.prepared.revision, 1, 4096)})
-        self.generator = Generator(ServedModels([model]), self.live, cell, self.scheduler, self.metrics, self.clock)
+        tokens = ResumeTokens("k" * 16, "default")
+        models = ServedModels([model])
+        self.generator = Generator(models, self.live, cell, self.scheduler, self.metrics, self.clock, tokens)
 
     async def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""

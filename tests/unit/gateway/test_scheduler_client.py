@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 from gateway_fakes import TIMEOUT, FakeScheduler, Stack, running_stack, text_of, tokens_of
 from tokenizer_samples import EOS_ID, byte_level
 
-from gateway import scheduler_client
+from gateway import attach_client, scheduler_client
 from gateway.cell import Cell
 from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayMetrics
@@ -64,6 +65,7 @@ async def test_stream_is_lost_and_the_scheduler_lives(prepared: PreparedModel) -
         for sequence, (start, stop) in enumerate([(0, 2), (2, 4), (1, 6)], start=1):
             output = scheduler_pb2.ChoiceOutput(request=counter, first_token_index=start, token_ids=TOKENS[start:stop])
             scheduler.send(step_outputs=scheduler_pb2.StepOutputs(sequence=sequence, outputs=[output]))
+        scheduler.sequence = 3
         scheduler.running[counter].num_sent = [6]
         scheduler.step(len(TOKENS))
         events += await read_rest(call)
@@ -342,21 +344,25 @@ async def test_a_stream_that_fails_in_any_way_is_followed_by_another(
     class Stub:
         def __init__(self, channel: object) -> None: ...
 
-        def Attach(self, wait_for_ready: bool) -> EndedCall:  # noqa: N802
+        def Attach(self, *_: object, **__: object) -> Callable[..., EndedCall]:  # noqa: N802
             attempts.put_nowait(None)
             if fault == "unforeseen":
                 raise ZeroDivisionError
-            return EndedCall()
+            return lambda wait_for_ready: EndedCall()
 
     clock = asyncio.get_running_loop().time
     live = LiveRequests("ab" * 16, clock, GatewayMetrics(()))
-    async with open_channel("127.0.0.1:1") as channel:
-        client = SchedulerClient(channel, live, Cell(), cell_name="c", clock=clock, backoff=Backoff(0.001, 0.001))
-        client._stub = Stub(channel)  # type: ignore[assignment]
-        client.start()
-        for _ in range(3):
-            await asyncio.wait_for(attempts.get(), TIMEOUT)
-        await client.stop(1.0)
+
+    def dial() -> grpc.aio.Channel:
+        channel = open_channel("127.0.0.1:1")
+        channel.stream_stream = Stub(channel).Attach  # type: ignore[assignment, method-assign]
+        return channel
+
+    client = SchedulerClient(dial, live, Cell(), cell_name="c", clock=clock, backoff=Backoff(0.001, 0.001))
+    client.start()
+    for _ in range(3):
+        await asyncio.wait_for(attempts.get(), TIMEOUT)
+    await client.stop(1.0)
     assert ("the stream to the scheduler failed" in caplog.messages) == (fault == "unforeseen")
 
 
@@ -367,13 +373,14 @@ async def test_a_scheduler_that_does_not_answer_is_logged(
     """The stream waits for its peer without an end; an operator who gave a wrong address reads so in the log, once."""
     monkeypatch.setattr(scheduler_client, "PATIENCE", 0.01)
     clock = asyncio.get_running_loop().time
-    async with open_channel("127.0.0.1:1") as channel:
-        live = LiveRequests("ab" * 16, clock, GatewayMetrics(()))
-        client = SchedulerClient(channel, live, Cell(), cell_name="c", clock=clock, backoff=Backoff(0.001, 0.001))
-        client.start()
-        async with asyncio.timeout(TIMEOUT):
-            while not caplog.records:
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
-        await client.stop(1.0)
+    live = LiveRequests("ab" * 16, clock, GatewayMetrics(()))
+    client = SchedulerClient(
+        lambda: open_channel("127.0.0.1:1"), live, Cell(), cell_name="c", clock=clock, backoff=Backoff(0.001, 0.001)
+    )
+    client.start()
+    async with asyncio.timeout(TIMEOUT):
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    await client.stop(1.0)
     assert caplog.messages == ["not attached to the scheduler"]

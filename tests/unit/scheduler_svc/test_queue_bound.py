@@ -12,8 +12,8 @@ from fakes import make_record, make_spec
 from octavo.rpc.errors import ServiceError
 from scheduler_svc.drain_rate import LONGEST_WAIT
 from scheduler_svc.queue_bound import QueueBound
+from scheduler_svc.request_errors import RETRY_DELAY
 from scheduler_svc.request_record import ChoiceRecord, RequestRecord
-from scheduler_svc.step_results import RETRY_DELAY
 
 
 def refusal(cell: Cell, record: RequestRecord) -> ServiceError | None:

@@ -138,10 +138,18 @@ Team& team() {
 
 }  // namespace
 
-void run_on_team(Work work, void* arguments) { team().run(work, arguments); }
+// What has been run since the process began: how others see that the device moves.
+static std::atomic<int64_t> rounds_done{0};
+
+void run_on_team(Work work, void* arguments) {
+  team().run(work, arguments);
+  rounds_done.fetch_add(1, std::memory_order_relaxed);
+}
+int64_t rounds() { return rounds_done.load(std::memory_order_relaxed); }
 int team_size() { return team().size(); }
 
 }  // namespace octavo
 
 OCTAVO_EXPORT void octavo_set_threads(int count) { octavo::team().resize(count < 1 ? 1 : count); }
 OCTAVO_EXPORT int octavo_threads() { return octavo::team_size(); }
+OCTAVO_EXPORT int64_t octavo_rounds() { return octavo::rounds(); }

@@ -26,41 +26,45 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from octavo.internal.executor.v1 import sequence_pb2 as octavo_dot_internal_dot_executor_dot_v1_dot_sequence__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*octavo/internal/executor/v1/executor.proto\x12\x1boctavo.internal.executor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a*octavo/internal/executor/v1/sequence.proto\"\x8c\x01\n\x0e\x45xecuteRequest\x12\x33\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\".octavo.internal.executor.v1.BeginH\x00\x12<\n\nstep_batch\x18\x02 \x01(\x0b\x32&.octavo.internal.executor.v1.StepBatchH\x00\x42\x07\n\x05\x66rame\"\xc8\x01\n\x0f\x45xecuteResponse\x12\x37\n\x07welcome\x18\x01 \x01(\x0b\x32$.octavo.internal.executor.v1.WelcomeH\x00\x12\x33\n\x05ready\x18\x02 \x01(\x0b\x32\".octavo.internal.executor.v1.ReadyH\x00\x12>\n\x0bstep_result\x18\x03 \x01(\x0b\x32\'.octavo.internal.executor.v1.StepResultH\x00\x42\x07\n\x05\x66rame\"\xb4\x02\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x02 \x01(\t\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\t \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\n \x01(\r\x12\x15\n\rmax_model_len\x18\x0b \x01(\r\x12\x12\n\nvocab_size\x18\x0c \x01(\r\x12\x14\n\x0chighest_term\x18\r \x01(\x04\x12\x0e\n\x06window\x18\x0e \x01(\r\"&\n\x05\x42\x65gin\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07session\x18\x02 \x01(\x04\"\x18\n\x05Ready\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\xfd\x01\n\tStepBatch\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x18\n\x10released_handles\x18\x03 \x03(\x04\x12?\n\rnew_sequences\x18\x04 \x03(\x0b\x32(.octavo.internal.executor.v1.NewSequence\x12\x0f\n\x07handles\x18\x05 \x03(\x04\x12\x1c\n\x14num_scheduled_tokens\x18\x06 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x07 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x08 \x03(\r\x12\x12\n\nnew_blocks\x18\t \x03(\r\"\xf4\x01\n\x0bNewSequence\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12=\n\x08sampling\x18\x05 \x01(\x0b\x32+.octavo.internal.executor.v1.SamplingParams\x12=\n\x08stopping\x18\x06 \x01(\x0b\x32+.octavo.internal.executor.v1.StoppingParams\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\"\xa1\x03\n\nStepResult\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07handles\x18\x03 \x03(\x04\x12\x38\n\x08statuses\x18\x04 \x03(\x0e\x32&.octavo.internal.executor.v1.RowStatus\x12\x1a\n\x12num_sampled_tokens\x18\x05 \x03(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12:\n\x08logprobs\x18\x07 \x03(\x0b\x32(.octavo.internal.executor.v1.RowLogprobs\x12:\n\x07timings\x18\x08 \x01(\x0b\x32).octavo.internal.executor.v1.StageTimings\x12G\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32..octavo.internal.executor.v1.RowPromptLogprobs\x12\x39\n\x07\x66\x61ilure\x18\t \x01(\x0b\x32(.octavo.internal.executor.v1.StepFailure\"]\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x41\n\x07\x63olumns\x18\x02 \x01(\x0b\x32\x30.octavo.internal.executor.v1.TokenLogprobColumns\"~\n\x11RowPromptLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x41\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x30.octavo.internal.executor.v1.TokenLogprobColumns\"\xe4\x01\n\x0cStageTimings\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prepare\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x66orward\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06sample\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04idle\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"^\n\x0bStepFailure\x12>\n\x06reason\x18\x01 \x01(\x0e\x32..octavo.internal.executor.v1.StepFailureReason\x12\x0f\n\x07message\x18\x02 \x01(\t*\x97\x01\n\tRowStatus\x12\x1a\n\x16ROW_STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rROW_STATUS_OK\x10\x01\x12\x16\n\x12ROW_STATUS_SKIPPED\x10\x02\x12\x12\n\x0eROW_STATUS_NAN\x10\x03\x12\x18\n\x14ROW_STATUS_BAD_INPUT\x10\x04\x12\x15\n\x11ROW_STATUS_DESYNC\x10\x05*\xa2\x01\n\x11StepFailureReason\x12#\n\x1fSTEP_FAILURE_REASON_UNSPECIFIED\x10\x00\x12%\n!STEP_FAILURE_REASON_OUT_OF_MEMORY\x10\x01\x12 \n\x1cSTEP_FAILURE_REASON_INTERNAL\x10\x02\x12\x1f\n\x1bSTEP_FAILURE_REASON_REFUSED\x10\x03\x32{\n\x0f\x45xecutorService\x12h\n\x07\x45xecute\x12+.octavo.internal.executor.v1.ExecuteRequest\x1a,.octavo.internal.executor.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*octavo/internal/executor/v1/executor.proto\x12\x1boctavo.internal.executor.v1\x1a\x1egoogle/protobuf/duration.proto\x1a*octavo/internal/executor/v1/sequence.proto\"\xe5\x01\n\x0e\x45xecuteRequest\x12\x33\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\".octavo.internal.executor.v1.BeginH\x00\x12<\n\nstep_batch\x18\x02 \x01(\x0b\x32&.octavo.internal.executor.v1.StepBatchH\x00\x12\x33\n\x05\x64rain\x18\x03 \x01(\x0b\x32\".octavo.internal.executor.v1.DrainH\x00\x12\x15\n\x08\x63hecksum\x18\x0f \x01(\x07H\x01\x88\x01\x01\x42\x07\n\x05\x66rameB\x0b\n\t_checksum\"\xa7\x02\n\x0f\x45xecuteResponse\x12\x37\n\x07welcome\x18\x01 \x01(\x0b\x32$.octavo.internal.executor.v1.WelcomeH\x00\x12\x33\n\x05ready\x18\x02 \x01(\x0b\x32\".octavo.internal.executor.v1.ReadyH\x00\x12>\n\x0bstep_result\x18\x03 \x01(\x0b\x32\'.octavo.internal.executor.v1.StepResultH\x00\x12\x39\n\x08progress\x18\x04 \x01(\x0b\x32%.octavo.internal.executor.v1.ProgressH\x00\x12\x15\n\x08\x63hecksum\x18\x0f \x01(\x07H\x01\x88\x01\x01\x42\x07\n\x05\x66rameB\x0b\n\t_checksum\"\xb4\x02\n\x07Welcome\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x02 \x01(\t\x12\x12\n\nmodel_name\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\t \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\n \x01(\r\x12\x15\n\rmax_model_len\x18\x0b \x01(\r\x12\x12\n\nvocab_size\x18\x0c \x01(\r\x12\x14\n\x0chighest_term\x18\r \x01(\x04\x12\x0e\n\x06window\x18\x0e \x01(\r\"&\n\x05\x42\x65gin\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07session\x18\x02 \x01(\x04\"\x07\n\x05\x44rain\"\x1d\n\x08Progress\x12\x11\n\tnum_ticks\x18\x01 \x01(\x04\"\x18\n\x05Ready\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\xfd\x01\n\tStepBatch\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x18\n\x10released_handles\x18\x03 \x03(\x04\x12?\n\rnew_sequences\x18\x04 \x03(\x0b\x32(.octavo.internal.executor.v1.NewSequence\x12\x0f\n\x07handles\x18\x05 \x03(\x04\x12\x1c\n\x14num_scheduled_tokens\x18\x06 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x07 \x03(\r\x12\x16\n\x0enum_new_blocks\x18\x08 \x03(\r\x12\x12\n\nnew_blocks\x18\t \x03(\r\"\xf4\x01\n\x0bNewSequence\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12=\n\x08sampling\x18\x05 \x01(\x0b\x32+.octavo.internal.executor.v1.SamplingParams\x12=\n\x08stopping\x18\x06 \x01(\x0b\x32+.octavo.internal.executor.v1.StoppingParams\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\"\xa1\x03\n\nStepResult\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07handles\x18\x03 \x03(\x04\x12\x38\n\x08statuses\x18\x04 \x03(\x0e\x32&.octavo.internal.executor.v1.RowStatus\x12\x1a\n\x12num_sampled_tokens\x18\x05 \x03(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12:\n\x08logprobs\x18\x07 \x03(\x0b\x32(.octavo.internal.executor.v1.RowLogprobs\x12:\n\x07timings\x18\x08 \x01(\x0b\x32).octavo.internal.executor.v1.StageTimings\x12G\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32..octavo.internal.executor.v1.RowPromptLogprobs\x12\x39\n\x07\x66\x61ilure\x18\t \x01(\x0b\x32(.octavo.internal.executor.v1.StepFailure\"]\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x41\n\x07\x63olumns\x18\x02 \x01(\x0b\x32\x30.octavo.internal.executor.v1.TokenLogprobColumns\"~\n\x11RowPromptLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x41\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x30.octavo.internal.executor.v1.TokenLogprobColumns\"\xe4\x01\n\x0cStageTimings\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prepare\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x66orward\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06sample\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04idle\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"^\n\x0bStepFailure\x12>\n\x06reason\x18\x01 \x01(\x0e\x32..octavo.internal.executor.v1.StepFailureReason\x12\x0f\n\x07message\x18\x02 \x01(\t*\x97\x01\n\tRowStatus\x12\x1a\n\x16ROW_STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rROW_STATUS_OK\x10\x01\x12\x16\n\x12ROW_STATUS_SKIPPED\x10\x02\x12\x12\n\x0eROW_STATUS_NAN\x10\x03\x12\x18\n\x14ROW_STATUS_BAD_INPUT\x10\x04\x12\x15\n\x11ROW_STATUS_DESYNC\x10\x05*\xa2\x01\n\x11StepFailureReason\x12#\n\x1fSTEP_FAILURE_REASON_UNSPECIFIED\x10\x00\x12%\n!STEP_FAILURE_REASON_OUT_OF_MEMORY\x10\x01\x12 \n\x1cSTEP_FAILURE_REASON_INTERNAL\x10\x02\x12\x1f\n\x1bSTEP_FAILURE_REASON_REFUSED\x10\x03\x32{\n\x0f\x45xecutorService\x12h\n\x07\x45xecute\x12+.octavo.internal.executor.v1.ExecuteRequest\x1a,.octavo.internal.executor.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.internal.executor.v1.executor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROWSTATUS']._serialized_start=2348
-  _globals['_ROWSTATUS']._serialized_end=2499
-  _globals['_STEPFAILUREREASON']._serialized_start=2502
-  _globals['_STEPFAILUREREASON']._serialized_end=2664
+  _globals['_ROWSTATUS']._serialized_start=2572
+  _globals['_ROWSTATUS']._serialized_end=2723
+  _globals['_STEPFAILUREREASON']._serialized_start=2726
+  _globals['_STEPFAILUREREASON']._serialized_end=2888
   _globals['_EXECUTEREQUEST']._serialized_start=152
-  _globals['_EXECUTEREQUEST']._serialized_end=292
-  _globals['_EXECUTERESPONSE']._serialized_start=295
-  _globals['_EXECUTERESPONSE']._serialized_end=495
-  _globals['_WELCOME']._serialized_start=498
-  _globals['_WELCOME']._serialized_end=806
-  _globals['_BEGIN']._serialized_start=808
-  _globals['_BEGIN']._serialized_end=846
-  _globals['_READY']._serialized_start=848
-  _globals['_READY']._serialized_end=872
-  _globals['_STEPBATCH']._serialized_start=875
-  _globals['_STEPBATCH']._serialized_end=1128
-  _globals['_NEWSEQUENCE']._serialized_start=1131
-  _globals['_NEWSEQUENCE']._serialized_end=1375
-  _globals['_STEPRESULT']._serialized_start=1378
-  _globals['_STEPRESULT']._serialized_end=1795
-  _globals['_ROWLOGPROBS']._serialized_start=1797
-  _globals['_ROWLOGPROBS']._serialized_end=1890
-  _globals['_ROWPROMPTLOGPROBS']._serialized_start=1892
-  _globals['_ROWPROMPTLOGPROBS']._serialized_end=2018
-  _globals['_STAGETIMINGS']._serialized_start=2021
-  _globals['_STAGETIMINGS']._serialized_end=2249
-  _globals['_STEPFAILURE']._serialized_start=2251
-  _globals['_STEPFAILURE']._serialized_end=2345
-  _globals['_EXECUTORSERVICE']._serialized_start=2666
-  _globals['_EXECUTORSERVICE']._serialized_end=2789
+  _globals['_EXECUTEREQUEST']._serialized_end=381
+  _globals['_EXECUTERESPONSE']._serialized_start=384
+  _globals['_EXECUTERESPONSE']._serialized_end=679
+  _globals['_WELCOME']._serialized_start=682
+  _globals['_WELCOME']._serialized_end=990
+  _globals['_BEGIN']._serialized_start=992
+  _globals['_BEGIN']._serialized_end=1030
+  _globals['_DRAIN']._serialized_start=1032
+  _globals['_DRAIN']._serialized_end=1039
+  _globals['_PROGRESS']._serialized_start=1041
+  _globals['_PROGRESS']._serialized_end=1070
+  _globals['_READY']._serialized_start=1072
+  _globals['_READY']._serialized_end=1096
+  _globals['_STEPBATCH']._serialized_start=1099
+  _globals['_STEPBATCH']._serialized_end=1352
+  _globals['_NEWSEQUENCE']._serialized_start=1355
+  _globals['_NEWSEQUENCE']._serialized_end=1599
+  _globals['_STEPRESULT']._serialized_start=1602
+  _globals['_STEPRESULT']._serialized_end=2019
+  _globals['_ROWLOGPROBS']._serialized_start=2021
+  _globals['_ROWLOGPROBS']._serialized_end=2114
+  _globals['_ROWPROMPTLOGPROBS']._serialized_start=2116
+  _globals['_ROWPROMPTLOGPROBS']._serialized_end=2242
+  _globals['_STAGETIMINGS']._serialized_start=2245
+  _globals['_STAGETIMINGS']._serialized_end=2473
+  _globals['_STEPFAILURE']._serialized_start=2475
+  _globals['_STEPFAILURE']._serialized_end=2569
+  _globals['_EXECUTORSERVICE']._serialized_start=2890
+  _globals['_EXECUTORSERVICE']._serialized_end=3013
 # @@protoc_insertion_point(module_scope)

@@ -38,22 +38,30 @@ STEP_FAILURE_REASON_INTERNAL: StepFailureReason
 STEP_FAILURE_REASON_REFUSED: StepFailureReason
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("begin", "step_batch")
+    __slots__ = ("begin", "step_batch", "drain", "checksum")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     STEP_BATCH_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     begin: Begin
     step_batch: StepBatch
-    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ...) -> None: ...
+    drain: Drain
+    checksum: int
+    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., step_batch: _Optional[_Union[StepBatch, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
-    __slots__ = ("welcome", "ready", "step_result")
+    __slots__ = ("welcome", "ready", "step_result", "progress", "checksum")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     STEP_RESULT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ready: Ready
     step_result: StepResult
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step_result: _Optional[_Union[StepResult, _Mapping]] = ...) -> None: ...
+    progress: Progress
+    checksum: int
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step_result: _Optional[_Union[StepResult, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("incarnation", "cell", "model_name", "model_revision", "tokenizer_hash", "fingerprint", "block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size", "highest_term", "window")
@@ -94,6 +102,16 @@ class Begin(_message.Message):
     term: int
     session: int
     def __init__(self, term: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("num_ticks",)
+    NUM_TICKS_FIELD_NUMBER: _ClassVar[int]
+    num_ticks: int
+    def __init__(self, num_ticks: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("session",)

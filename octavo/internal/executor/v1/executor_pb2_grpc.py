@@ -47,8 +47,9 @@ class ExecutorServiceServicer(object):
     """
 
     def Execute(self, request_iterator, context):
-        """Execute is the session. A second stream is refused with FAILED_PRECONDITION unless its Begin carries a higher term or
-        the first stream has ended; then it takes the place of the first, which ends with ABORTED.
+        """Execute is the session. A second stream is refused with FAILED_PRECONDITION unless its Begin carries a higher term, or
+        the same term and a higher session, or the first stream has ended; then it takes the place of the first, which ends with
+        ABORTED. So a scheduler that was cut off can come back before the executor has noticed the cut.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

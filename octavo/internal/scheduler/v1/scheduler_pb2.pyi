@@ -72,19 +72,23 @@ BLOCK_USE_SHARED: BlockUse
 BLOCK_USE_PINNED: BlockUse
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "submit", "cancel", "ack")
+    __slots__ = ("hello", "submit", "cancel", "ack", "take_up", "checksum")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
+    TAKE_UP_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submit: Submit
     cancel: Cancel
     ack: Ack
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+    take_up: TakeUp
+    checksum: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., take_up: _Optional[_Union[TakeUp, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "accepted", "rejected", "step_outputs", "finished", "model_pools", "load_report")
+    __slots__ = ("welcome", "accepted", "rejected", "step_outputs", "finished", "model_pools", "load_report", "taken_up", "drain_gateway", "checksum")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +96,9 @@ class AttachResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     MODEL_POOLS_FIELD_NUMBER: _ClassVar[int]
     LOAD_REPORT_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_UP_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     accepted: Accepted
     rejected: Rejected
@@ -99,7 +106,10 @@ class AttachResponse(_message.Message):
     finished: Finished
     model_pools: ModelPools
     load_report: LoadReport
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., model_pools: _Optional[_Union[ModelPools, _Mapping]] = ..., load_report: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+    taken_up: TakenUp
+    drain_gateway: DrainGateway
+    checksum: int
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., model_pools: _Optional[_Union[ModelPools, _Mapping]] = ..., load_report: _Optional[_Union[LoadReport, _Mapping]] = ..., taken_up: _Optional[_Union[TakenUp, _Mapping]] = ..., drain_gateway: _Optional[_Union[DrainGateway, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("incarnation", "cell", "highest_term", "live_requests")
@@ -122,7 +132,7 @@ class Welcome(_message.Message):
     def __init__(self, term: _Optional[int] = ..., unknown_requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "label", "model", "model_revision", "tenant", "prompt_token_ids", "sampling", "stopping", "choices", "age", "remaining_deadline", "traceparent", "accepted", "cache_salt", "bypass_cache", "priority", "remaining_queue_ttl", "remaining_first_token")
+    __slots__ = ("request", "label", "model", "model_revision", "tenant", "prompt_token_ids", "sampling", "stopping", "choices", "age", "remaining_deadline", "traceparent", "accepted", "cache_salt", "bypass_cache", "priority", "remaining_queue_ttl", "remaining_first_token", "resume_grace", "gateway_state", "first_gateway", "first_request")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +151,10 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     REMAINING_QUEUE_TTL_FIELD_NUMBER: _ClassVar[int]
     REMAINING_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RESUME_GRACE_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_STATE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REQUEST_FIELD_NUMBER: _ClassVar[int]
     request: int
     label: str
     model: str
@@ -159,15 +173,47 @@ class Submit(_message.Message):
     priority: int
     remaining_queue_ttl: _duration_pb2.Duration
     remaining_first_token: _duration_pb2.Duration
-    def __init__(self, request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ChoiceRecord, _Mapping]]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., accepted: bool = ..., cache_salt: _Optional[str] = ..., bypass_cache: bool = ..., priority: _Optional[int] = ..., remaining_queue_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    resume_grace: _duration_pb2.Duration
+    gateway_state: bytes
+    first_gateway: str
+    first_request: int
+    def __init__(self, request: _Optional[int] = ..., label: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sequence_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sequence_pb2.StoppingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ChoiceRecord, _Mapping]]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., traceparent: _Optional[str] = ..., accepted: bool = ..., cache_salt: _Optional[str] = ..., bypass_cache: bool = ..., priority: _Optional[int] = ..., remaining_queue_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., remaining_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., resume_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., gateway_state: _Optional[bytes] = ..., first_gateway: _Optional[str] = ..., first_request: _Optional[int] = ...) -> None: ...
+
+class TakeUp(_message.Message):
+    __slots__ = ("request", "first_gateway", "first_request", "tenant")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    first_gateway: str
+    first_request: int
+    tenant: str
+    def __init__(self, request: _Optional[int] = ..., first_gateway: _Optional[str] = ..., first_request: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class TakenUp(_message.Message):
+    __slots__ = ("request", "record", "error")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    record: Submit
+    error: RequestError
+    def __init__(self, request: _Optional[int] = ..., record: _Optional[_Union[Submit, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
+
+class DrainGateway(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ChoiceRecord(_message.Message):
-    __slots__ = ("token_ids", "end")
+    __slots__ = ("token_ids", "end", "logprobs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     end: ChoiceEnd
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[ChoiceEnd, _Mapping]] = ...) -> None: ...
+    logprobs: _sequence_pb2.TokenLogprobColumns
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., end: _Optional[_Union[ChoiceEnd, _Mapping]] = ..., logprobs: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ...) -> None: ...
 
 class ChoiceEnd(_message.Message):
     __slots__ = ("reason", "stop_token_id")
@@ -307,14 +353,18 @@ class ModelPool(_message.Message):
     def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., num_executors: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "kv_usage")
+    __slots__ = ("num_waiting", "num_running", "kv_usage", "is_stalled", "num_received_frames")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_STALLED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVED_FRAMES_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     kv_usage: float
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., kv_usage: _Optional[float] = ...) -> None: ...
+    is_stalled: bool
+    num_received_frames: int
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., kv_usage: _Optional[float] = ..., is_stalled: bool = ..., num_received_frames: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()
@@ -571,3 +621,17 @@ class FlushPrefixCacheResponse(_message.Message):
     NUM_FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_freed_blocks: int
     def __init__(self, num_freed_blocks: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("scheduler", "executor", "gateway")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    scheduler: bool
+    executor: str
+    gateway: str
+    def __init__(self, scheduler: bool = ..., executor: _Optional[str] = ..., gateway: _Optional[str] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

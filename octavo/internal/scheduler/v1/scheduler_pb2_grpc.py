@@ -65,6 +65,11 @@ class SchedulerServiceStub(object):
                 request_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheRequest.SerializeToString,
                 response_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/octavo.internal.scheduler.v1.SchedulerService/Drain',
+                request_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainRequest.SerializeToString,
+                response_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -114,6 +119,14 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Drain has a service of the cell stop as at SIGTERM: this scheduler, an executor, or a gateway. NOT_FOUND where the executor
+        or the gateway that is named is not there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +159,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.FlushPrefixCache,
                     request_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheRequest.FromString,
                     response_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainRequest.FromString,
+                    response_serializer=octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +329,33 @@ class SchedulerService(object):
             '/octavo.internal.scheduler.v1.SchedulerService/FlushPrefixCache',
             octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheRequest.SerializeToString,
             octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.FlushPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.internal.scheduler.v1.SchedulerService/Drain',
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainRequest.SerializeToString,
+            octavo_dot_internal_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,6 +25,7 @@ from octavo.client import (
     TopLogprob,
     Usage,
 )
+from octavo.client.client_resume import RESUME_GRACE
 from octavo.client.request_convert import OPTION_FIELDS
 from octavo.v1 import inference_pb2 as pb
 
@@ -53,6 +54,7 @@ EVERY_OPTION: dict[str, Any] = {
     "n": 2,
     "best_of": 3,
     "seed": 2**64 - 1,
+    "resume_grace": 2.5,
     "truncate_prompt_tokens": 9,
     "priority": -100,
     "queue_ttl": 1.5,
@@ -143,6 +145,7 @@ def test_every_option_reaches_its_field(face: Face) -> None:
         "n": 2,
         "best_of": 3,
         "truncate_prompt_tokens": 9,
+        "resume_grace": "2.500s",
         "seed": str(2**64 - 1),
         "request_id": "mine",
     }
@@ -152,7 +155,14 @@ def test_none_is_unset(face: Face) -> None:
     """An option that is None is as one that was left out: the model's default."""
     with serving(answer()) as gateway:
         face.read(gateway.address, "x", **dict.fromkeys(EVERY_OPTION))
-    assert gateway.requests[0] == pb.GenerateRequest(text="x")
+    assert _without_grace(gateway.requests[0]) == pb.GenerateRequest(text="x")
+
+
+def _without_grace(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """A request as its caller gave it: every stream asks for the default grace, so that it can be taken up."""
+    assert request.resume_grace.seconds == RESUME_GRACE
+    request.ClearField("resume_grace")
+    return request
 
 
 def test_options_are_those_of_the_contract() -> None:
@@ -162,7 +172,8 @@ def test_options_are_those_of_the_contract() -> None:
         if field.containing_oneof is not None and field.containing_oneof.name == "input":
             continue
         inner = field.message_type
-        names = [field.name] if inner is None else list(inner.fields_by_name)
+        is_value = inner is None or inner.full_name == "google.protobuf.Duration"
+        names = [field.name] if is_value else list(inner.fields_by_name)
         fields |= {OF_CACHE[name] if field.name == "cache" else name for name in names}
     assert set(OPTION_FIELDS) == fields == set(EVERY_OPTION)
     of_chats = {field.name for field in pb.ChatInput.DESCRIPTOR.fields} - {"messages"}
@@ -231,7 +242,7 @@ def test_a_prompt_is_text_tokens_or_a_chat(prompt: Prompt, sent: pb.GenerateRequ
     """The kind of input follows from the value, and an empty one is sent as what it is."""
     with serving(answer()) as gateway, Client(gateway.address) as client:
         list(client.generate(prompt))
-    assert gateway.requests == [sent]
+    assert [_without_grace(request) for request in gateway.requests] == [sent]
     assert gateway.requests[0].WhichOneof("input") == sent.WhichOneof("input")
 
 

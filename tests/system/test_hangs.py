@@ -1,0 +1,133 @@
+"""Executors that stop, hang or kill: health that means progress, fencing of those that wake, one poisonous request."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import sys
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from poisoned_executor import POISON
+from reference import Reference
+from stack import TIMEOUT, ProcessStack, get_load, plan_processes, processes, wait_idle, wait_serving
+from stack_client import read_stream, request_for
+
+from octavo.models.prepared import PreparedModel
+from octavo.rpc.channel import open_channel
+from octavo.rpc.errors import from_rpc_error
+from octavo.v1 import inference_pb2_grpc
+
+LENGTH = 500
+PROMPTS = [[5 + index, 6, 7] for index in range(4)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(200)
+async def test_a_stopped_executor_shows_in_health_and_is_fenced_when_it_wakes(
+    tiny_model: PreparedModel, reference: Reference, tmp_path: Path
+) -> None:
+    """F1: SIGSTOP with running requests turns gateway and scheduler NOT_SERVING, SIGCONT turns them back; idle is
+    healthy. What the waking one had been told before changes nothing: streams go on from the record, token for token.
+    """
+    flags = {"hang_timeout": "1", "stall_timeout": "2", "log_level": "info"}
+    async with processes(tiny_model, tmp_path, flags=flags) as stack:
+        async with open_channel(stack.gateway_address) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            calls = [stub.Generate(request_for(prompt, LENGTH, ignore_eos=True)) for prompt in PROMPTS]
+            for call in calls:
+                while not (await call.read()).HasField("delta"):
+                    pass
+            stack.signal("executor-0", signal.SIGSTOP)
+            await wait_serving(stack.gateway_address, serving=False)
+            await wait_serving(stack.scheduler_address, serving=False)
+            stack.signal("executor-0", signal.SIGCONT)
+            await wait_serving(stack.scheduler_address)
+            await wait_serving(stack.gateway_address)
+            async with asyncio.timeout(TIMEOUT):
+                rests = await asyncio.gather(*(_rest(call) for call in calls))
+        for prompt, rest in zip(PROMPTS, rests, strict=True):
+            assert rest == reference.greedy(prompt, LENGTH, eos_token_id=None)[-len(rest) :]
+        load = await wait_idle(stack)
+        assert load.num_desyncs == 0
+        assert '"loss": "hung"' in stack.log_of("scheduler")
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(200)
+async def test_the_older_of_two_schedulers_ends(tiny_model: PreparedModel, tmp_path: Path) -> None:
+    """A second scheduler of the cell takes its executors over: the first stops by itself with its own exit code."""
+    async with processes(tiny_model, tmp_path) as stack:
+        second = plan_processes(tiny_model, tmp_path / "second")
+        (tmp_path / "second").mkdir()
+        second.use_executors_of(stack)
+        second.start("scheduler")
+        try:
+            assert await stack.wait_exit("scheduler") == 3
+            assert "a newer scheduler owns the cell" in stack.log_of("scheduler")
+            async with asyncio.timeout(TIMEOUT):
+                while len((await get_load(second)).executors) < 1:
+                    await asyncio.sleep(0.01)
+        finally:
+            second.stop_all()
+
+
+@pytest.mark.full
+@pytest.mark.asyncio
+@pytest.mark.timeout(600)
+async def test_one_poisonous_request_fails_alone(
+    tiny_model: PreparedModel, reference: Reference, tmp_path: Path
+) -> None:
+    """Executors die of it until two died of it alone: it ends with POISON, the innocents end well."""
+    stack = plan_processes(tiny_model, tmp_path, flags={"orphan_timeout": "120"})
+    _poison(stack)
+    stack.start_all()
+    keeper = asyncio.create_task(_keep_alive(stack))
+    prompts = [*([9 + index, 4, 3] for index in range(15)), [9, POISON, 3]]
+    try:
+        await wait_serving(stack.gateway_address)
+        async with open_channel(stack.gateway_address) as channel, asyncio.timeout(5 * TIMEOUT):
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            calls = [stub.Generate(request_for(prompt, 40, ignore_eos=True)) for prompt in prompts]
+            results = await asyncio.gather(*(read_stream(call) for call in calls), return_exceptions=True)
+        *innocents, guilty = results
+        assert isinstance(guilty, grpc.aio.AioRpcError)
+        assert (from_rpc_error(guilty).code, from_rpc_error(guilty).reason) == (grpc.StatusCode.INTERNAL, "POISON")
+        for prompt, output in zip(prompts, innocents, strict=False):
+            assert not isinstance(output, BaseException), output
+            assert output.choices[0].token_ids == reference.greedy(prompt, 40, eos_token_id=None)
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        stack.stop_all()
+
+
+def _poison(stack: ProcessStack) -> None:
+    """Have the stack start the executor that dies of one token."""
+    program = str(Path(__file__).parents[1] / "poisoned_executor.py")
+    plan = stack._plan
+    services = tuple(
+        dataclasses.replace(each, command=(sys.executable, program, *each.command[3:]))
+        if each.name == "executor-0"
+        else each
+        for each in plan.services
+    )
+    stack._plan = dataclasses.replace(plan, services=services)
+
+
+async def _keep_alive(stack: ProcessStack) -> None:
+    """Start the executor again whenever it has died, as a supervisor does."""
+    while True:
+        await asyncio.sleep(0.05)
+        if stack.processes["executor-0"].poll() is not None:
+            stack.start("executor-0")
+
+
+async def _rest(call: grpc.aio.UnaryStreamCall) -> list[int]:  # type: ignore[type-arg]
+    tokens: list[int] = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        tokens.extend(response.delta.token_ids)
+    return tokens
