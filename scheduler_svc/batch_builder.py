@@ -27,6 +27,7 @@ from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 from scheduler_svc.step_draft import StepDraft
 from scheduler_svc.time_limits import Miss, find_miss, has_limit
 from scheduler_svc.waiting_queue import QueueKey, WaitingQueue
+from scheduler_svc.waits import is_worth_waiting, may_be_overtaken, must_wait_for_isolation
 
 GROWTH_BLOCKS = 1
 """Free blocks that an admission leaves for each sequence already running.
@@ -35,11 +36,6 @@ With one each, nobody who runs can be short of a block within the next block_siz
 not evicted again before its prefill has paid off.
 """
 
-ISOLATE_AFTER = 2
-"""Failures in a row after which a sequence runs alone on its executor until it commits a token.
-
-A step fails whole, so whoever shared it is suspect. Alone, the innocent are cleared.
-"""
 
 MAX_SET_ASIDE = 16
 """Most sequences per step that step aside for a prefix that is being computed; more would make the step long."""
@@ -211,7 +207,7 @@ class BatchBuilder:
         draft.budget -= num_others
         num_rows = len(draft.sequences)
         self._schedule_prefills(draft, executor, short, now)
-        if head is None or _may_be_overtaken(executor, head):
+        if head is None or may_be_overtaken(executor, head):
             self._schedule_admissions(draft, executor, reserve.waiting, now)
         draft.budget += num_others
         served = set(draft.sequences[num_rows:])
@@ -374,32 +370,8 @@ class BatchBuilder:
         return max(0, min(quota, sequence.num_known_tokens - sequence.num_computed_tokens - num_cached_tokens))
 
 
-def must_wait_for_isolation(executor: ExecutorState, sequence: Sequence) -> bool:
-    """Whether a sequence may not join those that run, because it is suspect or the one that runs is."""
-    group = sequence.group
-    if group is not None and any(each.group is not group for step in executor.in_flight for each in step.sequences):
-        # Were the executor to die now, others would be suspect with it.
-        return True
-    if not executor.running:
-        return False
-    first = next(iter(executor.running))
-    return group is not first.group or any(each.num_failures >= ISOLATE_AFTER for each in (sequence, first))
-
-
-def _may_be_overtaken(executor: ExecutorState, head: Sequence) -> bool:
-    """Whether short ones may go past the head of the queue: not where it could then wait for them for ever."""
-    blocks = executor.kv.blocks_needed(head, head.num_tokens)
-    return head.num_failures < ISOLATE_AFTER and executor.reserve.fits_beside(blocks)
-
-
 def _find_miss(executor: ExecutorState, sequence: Sequence, prefix: list[int], now: float) -> Miss | None:
     """The time limit that a request could not keep if this sequence of it were admitted now."""
     if not has_limit(sequence.request):
         return None
     return find_miss(sequence.request, now, executor.lead(sequence, prefix, now))
-
-
-def is_worth_waiting(executor: ExecutorState, sequence: Sequence, prefix: list[int]) -> bool:
-    """Whether others compute at least half of what a waiting sequence lacks."""
-    num_awaited = executor.kv.num_awaited_tokens(sequence, prefix)
-    return num_awaited > 0 and 2 * num_awaited >= sequence.num_tokens - len(prefix) * executor.spec.block_size

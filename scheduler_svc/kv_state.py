@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler_svc.batch_builder import BatchBuilder, is_worth_waiting, must_wait_for_isolation
+from scheduler_svc.batch_builder import BatchBuilder
 from scheduler_svc.executor_state import ExecutorState
 from scheduler_svc.kv_views import (
     BlockMap,
@@ -22,6 +22,7 @@ from scheduler_svc.kv_views import (
 )
 from scheduler_svc.placement import Placement
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
+from scheduler_svc.waits import is_worth_waiting, must_wait_for_isolation
 
 MAX_BLOCK_IDS = 65536
 """Most block ids on a page, unless its first sequence alone has more: with 4 bytes each, a small message."""

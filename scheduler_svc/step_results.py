@@ -28,7 +28,7 @@ from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 MAX_FAILURES = 3
 """Stays in a row that may end by a failed step or a lost row, nothing committed in between, before the request fails.
 
-The last of them it spent alone on its executor (see ISOLATE_AFTER of the batch builder): nobody fails for another.
+The last of them it spent alone on its executor (see ISOLATE_AFTER in waits.py): nobody fails for another.
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 from gateway_fakes import TIMEOUT, FakeScheduler, Stack, running_stack, text_of, tokens_of
 from tokenizer_samples import EOS_ID, byte_level
 
-from gateway import attach_client, scheduler_client
+from gateway import scheduler_client
 from gateway.cell import Cell
 from gateway.live_requests import LiveRequests
 from gateway.metrics import GatewayMetrics
