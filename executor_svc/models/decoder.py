@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from executor_svc.attention import AttentionMetadata
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.linear import Linear
+from executor_svc.kernels.paged_attention import PagedAttention
+from executor_svc.kernels.record import StepBody
 from executor_svc.kv_cache import KVCache
 from executor_svc.layers.attention import AttentionStep, SelfAttention
 from executor_svc.layers.mlp import GatedMlp
@@ -49,16 +52,26 @@ class CausalLM:
         self._final_norm = final_norm
         self._head = head
         self._rotary = RotaryAngles(config.rotary, device)
+        self._kv_cache: KVCache | None = None
+        self._body: StepBody
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
-        """Give the last hidden states, after the final norm: a new [T, hidden] of the model's dtype.
+        """Give the last hidden states, after the final norm: [T, hidden] of the model's dtype, until the next call.
 
         token_ids is int64 [T], T at least 1, each below vocab_size. Writes keys and values of the T tokens to kv_cache.
         """
-        kernels, eps = self._kernels, self.config.rms_norm_eps
+        if kv_cache is not self._kv_cache:
+            self._kv_cache = kv_cache
+            self._body = self._kernels.record(partial(self._run, kv_cache))
         cos, sin = self._rotary(metadata.positions)
-        paged_attention = kernels.plan_attention(metadata, kv_cache.block_size)
-        step = AttentionStep(cos, sin, metadata.slot_mapping, paged_attention)
+        plan = self._kernels.plan_attention(metadata, kv_cache.block_size)
+        return self._body((token_ids, cos, sin, metadata.slot_mapping), plan)
+
+    def _run(self, kv_cache: KVCache, inputs: Sequence[Tensor], attention: PagedAttention) -> Tensor:
+        """All that lies between a step's inputs and its last hidden states; see StepBody."""
+        kernels, eps = self._kernels, self.config.rms_norm_eps
+        token_ids, cos, sin, slot_mapping = inputs
+        step = AttentionStep(cos, sin, slot_mapping, attention)
         residual = self._embedding.weight_rows(token_ids)
         x = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]

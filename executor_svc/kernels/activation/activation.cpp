@@ -3,6 +3,7 @@
 // Error bounds are in units in the last place of float32, against the exact function of the float32 argument; results
 // below 2^-120 in size may come out as zero.
 #include "../native/csrc/lanes.h"
+#include "../native/csrc/program.h"
 
 namespace octavo {
 namespace {
@@ -137,3 +138,10 @@ OCTAVO_EXPORT void octavo_gelu_tanh(const void* x, void* out, int64_t count, int
 OCTAVO_EXPORT void octavo_relu(const void* x, void* out, int64_t count, int64_t width, int32_t is_bfloat16) {
   activate<Relu>(x, out, count, width, is_bfloat16 != 0);
 }
+
+OCTAVO_IN_PROGRAMS(octavo_silu_and_mul)
+OCTAVO_IN_PROGRAMS(octavo_gelu_erf_and_mul)
+OCTAVO_IN_PROGRAMS(octavo_gelu_tanh_and_mul)
+OCTAVO_IN_PROGRAMS(octavo_gelu_erf)
+OCTAVO_IN_PROGRAMS(octavo_gelu_tanh)
+OCTAVO_IN_PROGRAMS(octavo_relu)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -41,7 +39,7 @@ def make_relu(library: NativeLibrary) -> Relu:
     return _make_plain(library, "octavo_relu")
 
 
-def _make_gated(library: NativeLibrary, name: str) -> Callable[[Tensor], Tensor]:
+def _make_gated(library: NativeLibrary, name: str) -> SiluAndMul:
     run = library.function(name, ADDRESS, ADDRESS, INT64, INT64, INT32)
 
     def gate(gate_up: Tensor) -> Tensor:
@@ -54,7 +52,7 @@ def _make_gated(library: NativeLibrary, name: str) -> Callable[[Tensor], Tensor]
     return gate
 
 
-def _make_plain(library: NativeLibrary, name: str) -> Callable[[Tensor], Tensor]:
+def _make_plain(library: NativeLibrary, name: str) -> Relu:
     run = library.function(name, ADDRESS, ADDRESS, INT64, INT64, INT32)
 
     def activate(x: Tensor) -> Tensor:

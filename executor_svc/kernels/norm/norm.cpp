@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "../native/csrc/lanes.h"
+#include "../native/csrc/program.h"
 
 namespace octavo {
 namespace {
@@ -124,3 +125,6 @@ OCTAVO_EXPORT void octavo_layer_norm(const void* x, void* rows, const void* weig
                                      int64_t count, int64_t width, float eps, int32_t is_bfloat16) {
   octavo::normalize_any<octavo::Layer>(x, rows, weight, bias, out, count, width, eps, is_bfloat16 != 0);
 }
+
+OCTAVO_IN_PROGRAMS(octavo_rms_norm)
+OCTAVO_IN_PROGRAMS(octavo_layer_norm)

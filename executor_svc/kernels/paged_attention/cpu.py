@@ -29,6 +29,7 @@ class _Batch(ctypes.Structure):
         ("table_width", INT64),
         ("rows", INT64),
         ("block_size", INT64),
+        ("step", INT64),
     ]
 
 
@@ -40,9 +41,9 @@ class NativeAttention:
         # Held for as long as their addresses are.
         self._tensors = batch.block_tables.contiguous(), batch.context_lens, batch.query_start
         rows, width = batch.block_tables.shape
-        self._batch = _Batch(*(tensor.data_ptr() for tensor in self._tensors), width, rows, block_size)
-        self._address = addressof(self._batch)
-        self._step = next(_steps)
+        self._batch = _Batch(*(tensor.data_ptr() for tensor in self._tensors), width, rows, block_size, next(_steps))
+        self.address = addressof(self._batch)
+        """Of all that the kernel reads of the batch: a program that was recorded with one reads another's there."""
 
     def __call__(
         self,
@@ -58,8 +59,7 @@ class NativeAttention:
         out = torch.empty(query.shape, dtype=query.dtype)
         _, num_heads, head_dim = query.shape
         self._attend(
-            self._address,
-            self._step,
+            self.address,
             query.data_ptr(),
             query.stride(0),
             out.data_ptr(),
@@ -80,7 +80,7 @@ def make_plan_attention(library: NativeLibrary) -> PlanAttention:
     """Make the op."""
     attend = library.function(
         "octavo_paged_attention",
-        *(ADDRESS, INT64, ADDRESS, INT64, ADDRESS, ADDRESS, ADDRESS, INT64, INT64, INT64, FLOAT, INT64, FLOAT, INT32),
+        *(ADDRESS, ADDRESS, INT64, ADDRESS, ADDRESS, ADDRESS, INT64, INT64, INT64, FLOAT, INT64, FLOAT, INT32),
     )
 
     def plan_attention(batch: RaggedBatch, block_size: int) -> PagedAttention:

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 
+#include "../native/csrc/program.h"
 #include "../native/csrc/team.h"
 #include "plan.h"
 
@@ -245,12 +246,11 @@ class Attention {
 
 using namespace octavo;
 
-// dtype is 0 for float32, 1 for bfloat16. window and soft_cap are 0 where there is none. step names the batch: calls with
-// the same one have the same batch.
-OCTAVO_EXPORT void octavo_paged_attention(const attention::Batch* batch, int64_t step, const void* query,
-                                          int64_t query_stride, void* out, const void* keys, const void* values,
-                                          int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float scale,
-                                          int64_t window, float soft_cap, int32_t dtype) {
+// dtype is 0 for float32, 1 for bfloat16. window and soft_cap are 0 where there is none.
+OCTAVO_EXPORT void octavo_paged_attention(const attention::Batch* batch, const void* query, int64_t query_stride,
+                                          void* out, const void* keys, const void* values, int64_t num_heads,
+                                          int64_t num_kv_heads, int64_t head_dim, float scale, int64_t window,
+                                          float soft_cap, int32_t dtype) {
   static thread_local attention::Caller caller;
   // A window as wide as every context is none.
   const int32_t longest = *std::max_element(batch->context_lens, batch->context_lens + batch->rows);
@@ -259,9 +259,11 @@ OCTAVO_EXPORT void octavo_paged_attention(const attention::Batch* batch, int64_t
                                window < longest ? window : 0, team_size()};
   const attention::Layer layer{query,        out,      keys, values, query_stride, num_heads,
                                num_kv_heads, head_dim, attention::Scores{scale, soft_cap}};
-  const attention::Plan& plan = caller.plan(*batch, step, shape);
+  const attention::Plan& plan = caller.plan(*batch, batch->step, shape);
   if (dtype == 0)
     attention::Attention<float>(*batch, layer, plan, caller).run();
   else
     attention::Attention<bf16>(*batch, layer, plan, caller).run();
 }
+
+OCTAVO_IN_PROGRAMS(octavo_paged_attention)

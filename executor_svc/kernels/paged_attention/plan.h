@@ -19,6 +19,7 @@ struct Batch {
   int64_t table_width;
   int64_t rows;
   int64_t block_size;
+  int64_t step;  // names the batch: calls with the same one have the same batch
 };
 
 // What a plan depends on beside the batch.

@@ -14,6 +14,7 @@ from executor_svc.kernels.noise.cpu import make_uniform
 from executor_svc.kernels.norm.cpu import make_layer_norms, make_rms_norms
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import make_apply_penalties
+from executor_svc.kernels.record.cpu import make_record
 from executor_svc.kernels.rotary_write_kv.cpu import make_rotary_write_kv
 from executor_svc.kernels.sampling.cpu import make_sample_tokens
 
@@ -38,6 +39,7 @@ def build(num_threads: int | None) -> KernelSet:
         relu=make_relu(library),
         rotary_write_kv=make_rotary_write_kv(library),
         plan_attention=make_plan_attention(library),
+        record=make_record(library),
         finite_rows=make_finite_rows(library),
         add_logit_bias=make_add_logit_bias(library),
         apply_penalties=make_apply_penalties(library),
