@@ -3,10 +3,10 @@
 A step takes the longer of two times: the bytes it reads and writes over the measured read bandwidth, and its operations
 over the measured peak rate of matrix products. A run is the sum of its steps, as an ideal scheduler would make them.
 
-What counts as bytes: every weight of the layers once a step, at the size of the type that is served (2 bytes in 16
-bits); the output head once a step in which any row samples; the embedding of each token; the keys and values of each
-row's context, read once a chunk, and the new ones, written once. A shared prefix is read once a step by all rows
-together.
+What counts as bytes: every weight of the layers once a step, at the smaller size of the type that is served and of the
+checkpoint's (float32 arithmetic needs no more than the 2 bytes that hold a bfloat16 exactly); the output head once a
+step in which any row samples; the embedding of each token; the keys and values of each row's context, read once a
+chunk, and the new ones, written once. A shared prefix is read once a step by all rows together.
 What counts as operations: two for each weight and token in the layers; two for each weight of the head and row that
 samples; four for each head, dimension and attended position in the attention. Everything else is free: norms, rotary,
 softmax, sampling, the services between.
@@ -81,6 +81,14 @@ class Cost:
     weight_bytes: int
     kv_bytes: int
     limits: Limits
+
+    @classmethod
+    def of(cls, folder: Path, dtype: str, limits: Limits) -> Cost:
+        """Return the cost of serving a Hugging Face folder in `dtype`. Raises OSError, KeyError."""
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stored = config.get("dtype") or config.get("torch_dtype") or dtype
+        size = DTYPE_BYTES[dtype]
+        return cls(Shape.of(folder), min(size, DTYPE_BYTES[stored]), size, limits)
 
     def step(self, *, tokens: int, samples: int, kv_read: int, kv_written: int, attended: int) -> float:
         """Return the seconds of a step. `kv_read`, `kv_written`: positions; `attended`: pairs of token and position."""
@@ -188,12 +196,13 @@ def main() -> int:
     """Measure the machine, print the floors of every workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=make_models.SMOLLM2, help="name or folder [default: %(default)s]")
-    parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), default="bfloat16", help="of weights and KV")
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPE_BYTES), default="bfloat16", help="what is served [default: %(default)s]"
+    )
     parser.add_argument("--rate", type=float, default=workloads.RATE, help="arrivals of W4 [default: %(default)s]")
     args = parser.parse_args()
     limits = machine_limits.measure_apart()
-    size = DTYPE_BYTES[args.dtype]
-    cost = Cost(Shape.of(make_models.ensure(args.model)), size, size, limits)
+    cost = Cost.of(make_models.ensure(args.model), args.dtype, limits)
     print(f"read {limits.read_bandwidth / 1e9:.1f} GB/s ({limits.read_bandwidth_1_thread / 1e9:.1f} with one thread)")
     print(f"products {limits.peak_rate / 1e12:.3f} T/s ({limits.peak_type}, {limits.peak_rows} rows)")
     print(f"{'':6}{'total s':>9}{'TTFT ms':>10}{'TPOT ms':>9}{'steps':>7}{'step size':>11}")

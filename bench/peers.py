@@ -28,7 +28,7 @@ import machine
 import make_models
 import ratios
 import workloads
-from floor import Cost, Shape
+from floor import Cost
 from limits import Limits
 from load import WrongOutputError
 from octavo_cell import OctavoCell, flags_of, open_cell, run_blocking
@@ -136,8 +136,7 @@ def _over_floors(
     figures: dict[str, Any], folder: Path, args: argparse.Namespace, cell: OctavoCell, measured: Limits
 ) -> dict[str, Any]:
     """Return by workload the floor and how far above it Octavo was, over the runs of all pairs."""
-    size = floor.DTYPE_BYTES[cell.served["dtype"]]
-    cost = Cost(Shape.of(folder), size, size, measured)
+    cost = Cost.of(folder, cell.served["dtype"], measured)
     found = {}
     for name, peers in figures["workloads"].items():
         made = [pair["octavo"] for each in peers.values() for pair in each["pairs"]]

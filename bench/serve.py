@@ -23,7 +23,7 @@ import machine
 import make_models
 import ratios
 import workloads
-from floor import Cost, FloorRun, Shape
+from floor import Cost, FloorRun
 from limits import Limits
 from octavo_cell import OctavoCell, flags_of, open_cell, run_blocking
 
@@ -75,8 +75,7 @@ async def run(args: argparse.Namespace, folder: Path, measured: Limits) -> dict[
         first_start_seconds = first.start_seconds
     async with open_cell(prepared, flags) as cell:
         runs = await measure(cell, args)
-    size = floor.DTYPE_BYTES[cell.served["dtype"]]
-    cost = Cost(Shape.of(folder), size, size, measured)
+    cost = Cost.of(folder, cell.served["dtype"], measured)
     figures = {}
     for name, made in runs.items():
         workload = workloads.build(name, rate=args.rate, num_ids=cell.num_ids, num_requests=args.requests)

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from executor_svc.huge_pages import advise_huge_pages
+
 NULL_BLOCK = 0
 """Belongs to nobody: block tables are padded with it and padding tokens write to it. Its content means nothing."""
 
@@ -49,12 +51,15 @@ class KVCache:
     def allocate(
         cls, config: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
-        """Take the memory. Pages of it become resident when first written."""
+        """Take the memory. Pages of it, huge ones where the system has them, become resident when first written."""
         if num_blocks < 2:
             raise ValueError(f"num_blocks is {num_blocks}: at least 2 are needed, the null block and one to use")
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         keys = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers))
         values = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers))
+        if device.type == "cpu":
+            for tensor in (*keys, *values):
+                advise_huge_pages(tensor)
         return cls(num_blocks, block_size, keys, values)
 
 

@@ -38,6 +38,11 @@ logger = logging.getLogger(__name__)
 PATIENCE = 5.0
 """Seconds without Welcome after which the log says so: a wrong address looks like a scheduler that is not up yet."""
 
+_ACK_EVERY = 16
+"""Frames. The scheduler keeps up to 16 MiB for a gateway: some hundred of the largest."""
+_ACK_WITHIN = 0.25
+"""Seconds, where fewer frames come."""
+
 _Call = grpc.aio.StreamStreamCall[scheduler_pb2.AttachRequest, scheduler_pb2.AttachResponse]
 
 
@@ -228,7 +233,7 @@ class SchedulerClient:
                     self._live.fail(frame.finished.request, error_from(frame.finished.error))
                 else:
                     self._live.finish(frame.finished.request)
-                outbox.acknowledge(frame.finished.sequence)
+                outbox.acknowledge(frame.finished.sequence, at_once=True)
             case "accepted":
                 self._live.confirm(frame.accepted.request, frame.accepted.num_cached_tokens)
             case "rejected":
@@ -261,6 +266,9 @@ class _Outbox:
     def __init__(self) -> None:
         self._frames: deque[scheduler_pb2.AttachRequest] = deque()
         self._acknowledged = 0
+        self._ack_written = 0
+        self._ack_is_due = False
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -269,9 +277,19 @@ class _Outbox:
         self._frames.append(frame)
         self._changed.set()
 
-    def acknowledge(self, sequence: int) -> None:
-        """Say that everything up to this sequence number was applied."""
+    def acknowledge(self, sequence: int, *, at_once: bool = False) -> None:
+        """Say that everything up to this sequence number was applied: at once, or soon, with what comes until then.
+
+        An Ack lets the scheduler forget; one for every step would wake it, and this process, once more in each.
+        """
         self._acknowledged = sequence
+        if at_once or sequence - self._ack_written >= _ACK_EVERY:
+            self._owe_ack()
+        elif self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(_ACK_WITHIN, self._owe_ack)
+
+    def _owe_ack(self) -> None:
+        self._ack_is_due = True
         self._changed.set()
 
     def close(self) -> None:
@@ -281,13 +299,16 @@ class _Outbox:
 
     async def write_to(self, call: _Call) -> None:
         """Write until closed."""
-        written = 0
         while True:
             while self._frames:
                 await _write(call, self._frames.popleft())
-            if self._acknowledged > written:
-                written = self._acknowledged
-                await _write(call, scheduler_pb2.AttachRequest(ack=scheduler_pb2.Ack(sequence=written)))
+            if self._ack_is_due:
+                self._ack_is_due = False
+                self._ack_written = self._acknowledged
+                if self._ack_timer is not None:
+                    self._ack_timer.cancel()
+                    self._ack_timer = None
+                await _write(call, scheduler_pb2.AttachRequest(ack=scheduler_pb2.Ack(sequence=self._ack_written)))
             elif self._is_closed:
                 await call.done_writing()
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 # As in executor_svc/__main__.py, and for the same reason: cells in this process share its cores with the tests.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -39,8 +40,13 @@ def pytest_configure() -> None:
     os.environ[BUILT_AHEAD_IN] = str(library.parent)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the thorough profile look for as long as it takes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say once a file which instruction sets are missing; let the thorough profile look for as long as it takes."""
+    # Imported by those that need it, and by nobody where there is no torch.
+    if "instruction_sets" in sys.modules:
+        repeated = set(sys.modules["instruction_sets"].repeated_skips(items))
+        config.hook.pytest_deselected(items=[item for item in items if item in repeated])
+        items[:] = [item for item in items if item not in repeated]
     if settings.default is settings.get_profile("thorough"):
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):

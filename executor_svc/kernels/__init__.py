@@ -19,6 +19,7 @@ from executor_svc.kernels.noise import Uniform
 from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.penalties import ApplyPenalties
+from executor_svc.kernels.record import Record
 from executor_svc.kernels.rotary_write_kv import RotaryWriteKv
 from executor_svc.kernels.sampling import SampleTokens
 
@@ -46,6 +47,7 @@ class KernelSet:
     relu: Relu
     rotary_write_kv: RotaryWriteKv
     plan_attention: PlanAttention
+    record: Record
     finite_rows: FiniteRows
     add_logit_bias: AddLogitBias
     apply_penalties: ApplyPenalties

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from executor_svc.attention import AttentionMetadata
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.linear import Linear
+from executor_svc.kernels.paged_attention import PagedAttention
+from executor_svc.kernels.record import StepBody
 from executor_svc.kv_cache import KVCache
 from executor_svc.layers.attention import AttentionStep, SelfAttention
 from executor_svc.layers.norm import Norm
@@ -128,26 +131,40 @@ class CausalLM:
         self.dtype = dtype
         """Of weights and hidden states."""
         self._plan_attention = kernels.plan_attention
+        self._record = kernels.record
         self._ends = ends
         self._layers = layers
         self._angles = [RotaryAngles(rotary, device, longest) for rotary in config.rotaries]
         self._has_still_layers = any(layer.rotary is None for layer in config.layers)
         # As the models' own code has it, in the weights' dtype.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
+        # What is more than a look-up is computed by torch, which is not recorded.
+        self._embeds_apart = self._embedding_scale != 1.0 or ends.positions is not None or ends.project_in is not None
+        self._kv_cache: KVCache | None = None
+        self._body: StepBody
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
-        """Give the last hidden states, after the final norm: a new [T, hidden] of the model's dtype.
+        """Give the last hidden states, after the final norm: [T, hidden] of the model's dtype, until the next call.
 
         token_ids is int64 [T], T at least 1, each below vocab_size. Writes keys and values of the T tokens to kv_cache.
         """
+        if kv_cache is not self._kv_cache:
+            self._kv_cache = kv_cache
+            self._body = self._record(partial(self._run, kv_cache))
         positions = metadata.positions
-        angles = [rotary(positions) for rotary in self._angles]
+        angles = [angle for rotary in self._angles for angle in rotary(positions)]
         if self._has_still_layers:
             none = torch.empty((len(positions), 0), device=positions.device)
-            angles.append((none, none))
-        paged_attention = self._plan_attention(metadata, kv_cache.block_size)
-        step = AttentionStep(tuple(angles), metadata.slot_mapping, paged_attention)
-        residual = self._embed(token_ids, positions)
+            angles += (none, none)
+        plan = self._plan_attention(metadata, kv_cache.block_size)
+        start = self._embed(token_ids, positions) if self._embeds_apart else token_ids
+        return self._body((start, metadata.slot_mapping, *angles), plan)
+
+    def _run(self, kv_cache: KVCache, inputs: Sequence[Tensor], attention: PagedAttention) -> Tensor:
+        """All that lies between a step's inputs and its last hidden states; see StepBody."""
+        start, slot_mapping, *angles = inputs
+        step = AttentionStep(tuple(zip(angles[::2], angles[1::2], strict=True)), slot_mapping, attention)
+        residual = start if self._embeds_apart else self._ends.embedding.weight_rows(start)
         x = self._ends.first_norm.alone(residual)
         for layer, key_cache, value_cache in zip(self._layers, kv_cache.keys, kv_cache.values, strict=True):
             x = layer(x, residual, step, key_cache, value_cache)

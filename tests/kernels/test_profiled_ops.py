@@ -13,6 +13,7 @@ from metrics_page import scrape
 
 from executor_svc.kernels import KERNEL_SETS, build_kernels
 from executor_svc.kernels.profiled import OP_OF_FIELD, OPS, OpTimes, profiled
+from executor_svc.kernels.record.reference import record
 from executor_svc.server import ExecutorServer
 from octavo.models.prepare import prepare
 from octavo.settings import ExecutorSettings
@@ -20,10 +21,14 @@ from octavo.settings import ExecutorSettings
 
 @pytest.mark.parametrize("name", KERNEL_SETS)
 def test_every_op_has_a_class(name: str) -> None:
-    """No op of a set is left untimed, each has a class that the page knows, and no class is empty."""
+    """No op of a set is left untimed, each has a class that the page knows, no class is empty; and nothing is recorded:
+    a program would pass the clocks by.
+    """
     kernels = build_kernels(name)
     timed = profiled(kernels, OpTimes())
     ops = [each.name for each in dataclasses.fields(kernels) if callable(getattr(kernels, each.name))]
+    ops.remove("record")
+    assert timed.record is record
     assert set(ops) == set(OP_OF_FIELD)
     assert {*OP_OF_FIELD.values(), "embedding"} == {*OPS}
     assert all(getattr(timed, op) is not getattr(kernels, op) for op in ops)

@@ -35,11 +35,14 @@ class Problem:
         head_dim: int = 64,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        rotary_dim: int | None = None,
     ) -> None:
+        """`rotary_dim` elements of a head turn, by default as many as make pairs."""
         generator = torch.Generator().manual_seed(0)
         num_heads, num_kv_heads = heads
         self.qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(dtype)
-        angles = 10 * torch.randn(num_tokens, head_dim // 2, generator=generator)
+        half = (head_dim if rotary_dim is None else rotary_dim) // 2
+        angles = 10 * torch.randn(num_tokens, half, generator=generator)
         self.cos, self.sin = angles.cos(), angles.sin()
         num_blocks = 2 + 2 * num_tokens // block_size
         self.shape = (num_blocks, block_size, num_kv_heads, head_dim)
@@ -101,6 +104,30 @@ def test_every_instruction_set(isa: InstructionSet, dtype: torch.dtype, head_dim
     op = make_rotary_write_kv(load_library(2, isa))
     for num_tokens in (1, 3, 200):
         Problem(num_tokens, heads=heads, head_dim=head_dim, dtype=dtype).check(op)
+
+
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim"),
+    [(64, 0), (64, 2), (64, 16), (64, 32), (64, 62), (33, 0), (33, 18), (33, 32), (80, 20), (128, 96), (7, 6), (1, 0)],
+)
+def test_part_of_a_head_turns(isa: InstructionSet, dtype: torch.dtype, head_dim: int, rotary_dim: int) -> None:
+    """The first rotary_dim elements of a query or key head turn as a head of that width would; the others, however odd
+    their number, keep their bits, all of them where rotary_dim is 0.
+    """
+    op = make_rotary_write_kv(load_library(2, isa))
+    for num_tokens in (1, 200):
+        problem = Problem(num_tokens, heads=(4, 2), head_dim=head_dim, dtype=dtype, rotary_dim=rotary_dim)
+        problem.check(op)
+        query, keys, _ = problem.run(op)
+        heads = problem.qkv.view(num_tokens, 8, head_dim)
+        turned = rotary_embedding(heads[..., :rotary_dim], problem.cos, problem.sin)
+        written = keys.flatten(0, 1)[problem.slots]
+        for part, start in ((query, 0), (written, 4)):
+            own = slice(start, start + part.shape[1])
+            assert torch.equal(part[..., rotary_dim:], heads[:, own, rotary_dim:])
+            torch.testing.assert_close(part[..., :rotary_dim], turned[:, own], **TOLERANCES[dtype])
 
 
 @each_instruction_set

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "../native/csrc/program.h"
 #include "../native/csrc/simd.h"
 #include "../native/csrc/team.h"
 
@@ -217,3 +218,6 @@ OCTAVO_EXPORT void octavo_pack_linear(const float* weight, int64_t out_features,
     }
   }
 }
+
+OCTAVO_IN_PROGRAMS(octavo_linear)
+OCTAVO_IN_PROGRAMS(octavo_linear_weight_rows)

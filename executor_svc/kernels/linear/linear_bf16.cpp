@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "../native/csrc/program.h"
 #include "../native/csrc/simd.h"
 #include "../native/csrc/team.h"
 
@@ -244,3 +245,6 @@ OCTAVO_EXPORT void octavo_pack_linear_bf16(const bf16* weight, int64_t out_featu
         panels[(panel * pairs + pair) * kPanel + j] = at(row, 2 * pair) | at(row, 2 * pair + 1) << 16;
       }
 }
+
+OCTAVO_IN_PROGRAMS(octavo_linear_bf16)
+OCTAVO_IN_PROGRAMS(octavo_linear_bf16_weight_rows)

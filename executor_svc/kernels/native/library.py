@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from executor_svc.kernels.native.build import find_library
 from executor_svc.kernels.native.isa import InstructionSet, choose
@@ -14,6 +17,20 @@ ADDRESS = ctypes.c_void_p
 INT64 = ctypes.c_int64
 INT32 = ctypes.c_int32
 FLOAT = ctypes.c_float
+
+
+class Recorder(Protocol):
+    """Takes calls instead of their being made."""
+
+    def add(self, name: str, of_words: int | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
+        """Take the call of a function; `of_words` is the address of its form that takes words, where it has one."""
+
+
+class _Recording(threading.local):
+    recorder: Recorder | None = None
+
+
+_recording = _Recording()
 
 
 @dataclass(frozen=True)
@@ -26,11 +43,38 @@ class NativeLibrary:
     _library: ctypes.CDLL
 
     def function(self, name: str, *arguments: type, result: type | None = None) -> Callable[..., int]:
-        """Return a C function by its name, with the types of its arguments and result."""
+        """Return a C function by its name, with the types of its arguments and result.
+
+        What its arguments point to, tensors of the step apart, must live and stay where it is for as long as the op
+        does: calls may be recorded.
+        """
         function = self._library[name]
         function.argtypes = arguments
         function.restype = result
-        return function
+        of_words = self._address_of_words(name)
+
+        def call(*values: Any) -> Any:
+            if _recording.recorder is not None:
+                return _recording.recorder.add(name, of_words, arguments, values)
+            return function(*values)
+
+        return call
+
+    @contextmanager
+    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
+        """Hand calls of this thread to `recorder` instead of making them."""
+        _recording.recorder = recorder
+        try:
+            yield
+        finally:
+            _recording.recorder = None
+
+    def _address_of_words(self, name: str) -> int | None:
+        try:
+            function = self._library[f"{name}_of_words"]
+        except AttributeError:
+            return None
+        return ctypes.cast(function, ctypes.c_void_p).value
 
     def set_threads(self, count: int) -> None:
         """Make the team of compute threads `count` strong, the calling thread of an op included."""

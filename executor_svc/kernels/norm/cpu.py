@@ -1,4 +1,4 @@
-"""RMSNorm by the compiled kernel, see norm.cpp."""
+"""RMSNorm and LayerNorm by the compiled kernel, see norm.cpp."""
 
 from __future__ import annotations
 
@@ -6,28 +6,62 @@ import torch
 from torch import Tensor
 
 from executor_svc.kernels.native.library import ADDRESS, FLOAT, INT32, INT64, NativeLibrary
-from executor_svc.kernels.norm import AddRmsNorm, RmsNorm
+from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
 
 
-def make_norms(library: NativeLibrary) -> tuple[RmsNorm, AddRmsNorm]:
+def make_rms_norms(library: NativeLibrary) -> tuple[RmsNorm, AddRmsNorm]:
     """Make both ops."""
     normalize = library.function("octavo_rms_norm", *[ADDRESS] * 4, INT64, INT64, FLOAT, INT32)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
         out = torch.empty_like(x)
-        width = x.shape[-1]
-        bfloat16 = x.dtype == torch.bfloat16
-        normalize(None, x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width, eps, bfloat16)
+        addresses = (None, x.data_ptr(), weight.data_ptr(), out.data_ptr())
+        normalize(*addresses, *_rows(x), eps, x.dtype == torch.bfloat16)
         return out
 
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if not residual.is_contiguous():
-            raise ValueError("the residual is changed in place, and must be contiguous")
+        _check_residual(residual)
         x = x.contiguous()
         out = torch.empty_like(x)
         addresses = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr())
-        normalize(*addresses, *x.shape, eps, x.dtype == torch.bfloat16)
+        normalize(*addresses, *_rows(x), eps, x.dtype == torch.bfloat16)
         return out
 
     return rms_norm, add_rms_norm
+
+
+def make_layer_norms(library: NativeLibrary) -> tuple[LayerNorm, AddLayerNorm]:
+    """Make both ops."""
+    normalize = library.function("octavo_layer_norm", *[ADDRESS] * 5, INT64, INT64, FLOAT, INT32)
+
+    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        addresses = (None, x.data_ptr(), weight.data_ptr(), _address(bias), out.data_ptr())
+        normalize(*addresses, *_rows(x), eps, x.dtype == torch.bfloat16)
+        return out
+
+    def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        _check_residual(residual)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        addresses = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), _address(bias), out.data_ptr())
+        normalize(*addresses, *_rows(x), eps, x.dtype == torch.bfloat16)
+        return out
+
+    return layer_norm, add_layer_norm
+
+
+def _rows(x: Tensor) -> tuple[int, int]:
+    width = x.shape[-1]
+    return x.numel() // width, width
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check_residual(residual: Tensor) -> None:
+    if not residual.is_contiguous():
+        raise ValueError("the residual is changed in place, and must be contiguous")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.kernels.native.library import ADDRESS, FLOAT, INT32, INT64, NativeLibrary
-from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch, reference
+from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """As paged_attention.cpp numbers them."""
@@ -29,6 +29,7 @@ class _Batch(ctypes.Structure):
         ("table_width", INT64),
         ("rows", INT64),
         ("block_size", INT64),
+        ("step", INT64),
     ]
 
 
@@ -40,10 +41,9 @@ class NativeAttention:
         # Held for as long as their addresses are.
         self._tensors = batch.block_tables.contiguous(), batch.context_lens, batch.query_start
         rows, width = batch.block_tables.shape
-        self._batch = _Batch(*(tensor.data_ptr() for tensor in self._tensors), width, rows, block_size)
-        self._address = addressof(self._batch)
-        self._step = next(_steps)
-        self._reference = reference.plan_attention(batch, block_size)
+        self._batch = _Batch(*(tensor.data_ptr() for tensor in self._tensors), width, rows, block_size, next(_steps))
+        self.address = addressof(self._batch)
+        """Of all that the kernel reads of the batch: a program that was recorded with one reads another's there."""
 
     def __call__(
         self,
@@ -56,13 +56,10 @@ class NativeAttention:
         soft_cap: float = 0.0,
     ) -> Tensor:
         """See PagedAttention."""
-        if window or soft_cap:
-            return self._reference(query, key_cache, value_cache, scale, window=window, soft_cap=soft_cap)
         out = torch.empty(query.shape, dtype=query.dtype)
         _, num_heads, head_dim = query.shape
         self._attend(
-            self._address,
-            self._step,
+            self.address,
             query.data_ptr(),
             query.stride(0),
             out.data_ptr(),
@@ -72,6 +69,8 @@ class NativeAttention:
             key_cache.shape[2],
             head_dim,
             scale,
+            window,
+            soft_cap,
             _DTYPES[query.dtype],
         )
         return out
@@ -81,7 +80,7 @@ def make_plan_attention(library: NativeLibrary) -> PlanAttention:
     """Make the op."""
     attend = library.function(
         "octavo_paged_attention",
-        *(ADDRESS, INT64, ADDRESS, INT64, ADDRESS, ADDRESS, ADDRESS, INT64, INT64, INT64, FLOAT, INT32),
+        *(ADDRESS, ADDRESS, INT64, ADDRESS, ADDRESS, ADDRESS, INT64, INT64, INT64, FLOAT, INT64, FLOAT, INT32),
     )
 
     def plan_attention(batch: RaggedBatch, block_size: int) -> PagedAttention:

@@ -3,7 +3,7 @@
 // A partition is kPartition tokens at a multiple of it. Within one, chunks follow each other by the running maximum and
 // sum of Milakov and Gimelshein (2018, "Online normalizer calculation for softmax"); partitions are then folded from the
 // first to the last. Whether that happens in one go, on several threads or for several rows at once, the arithmetic is
-// the same.
+// the same. A row whose window begins within a chunk has that chunk's other tokens masked; those before it do not exist.
 #pragma once
 
 #include <cfloat>
@@ -11,12 +11,21 @@
 #include <limits>
 #include <vector>
 
-#include "tile.h"
+#include "../native/csrc/lanes.h"
+#include "weigh.h"
 
 namespace octavo {
 namespace attention {
 
 constexpr int kPartition = 256;
+// Tokens of a chunk: contexts are walked at multiples of it.
+constexpr int kChunk = 64;
+// Tokens whose keys and values are worked on before those that follow, and how far ahead of them memory is fetched.
+constexpr int kStretch = 16;
+constexpr int kAhead = 16;
+
+// Pointers to the tokens that are read in turn: a chunk's keys and values, and what follows.
+constexpr int kStream = 4 * kChunk;
 
 // Memory that is taken once and grows when it must; aligned to a cache line.
 class Floats {
@@ -32,199 +41,318 @@ class Floats {
   std::vector<float> memory_;
 };
 
-// What query rows know of the tokens they have seen.
+// What query rows know of the tokens of a partition that they have seen.
 struct State {
-  float* sums;     // [rows][width]: values, weighted by exp(score - maximum)
+  float* sums;     // [rows][width]: values, weighted by exp(score - maximum), in the order of spread
+  float* lanes;    // [rows][kLanes]: sums of the weights
   float* maximum;  // [rows]
-  float* total;    // [rows]: the weights' sum
+
+  // Nothing seen. The maximum is not minus infinity: differences from it must not be NaN.
+  void clear(int row, int64_t width) const {
+    std::fill_n(sums + row * width, width, 0.0f);
+    std::fill_n(lanes + row * kLanes, kLanes, 0.0f);
+    maximum[row] = -FLT_MAX;
+  }
 };
 
-// The values' columns, rounded up to whole vectors.
-inline int64_t width_of(int64_t head_dim) { return round_up(head_dim, kLanes); }
-
-// A partition's result for one row where it must wait for others: sums, maximum, total.
-inline int64_t record_floats(int64_t head_dim) { return width_of(head_dim) + 16; }
+// A partition's state for one row where it must wait for others: sums, lanes, maximum.
+inline int64_t record_floats(int64_t width) { return width + round_up(kLanes + 1, 16); }
 
 inline void write_record(const State& state, int row, int64_t width, float* record) {
   std::memcpy(record, state.sums + row * width, static_cast<size_t>(width) * sizeof(float));
-  record[width] = state.maximum[row];
-  record[width + 1] = state.total[row];
+  std::memcpy(record + width, state.lanes + row * kLanes, kLanes * sizeof(float));
+  record[width + kLanes] = state.maximum[row];
 }
 
-// Put a partition behind those before it. Not inlined, so that there is one rounding of it.
-__attribute__((noinline)) inline void fold(const float* sums, float maximum, float total, int row, int64_t width,
-                                           const State& into) {
-  const float both = maximum > into.maximum[row] ? maximum : into.maximum[row];
-  const Vec before = exp(broadcast(into.maximum[row] - both)), added = exp(broadcast(maximum - both));
-  float* const to = into.sums + row * width;
-  for (int64_t i = 0; i < width; i += kLanes) store(to + i, fma(added, load(sums + i), mul(before, load(to + i))));
-  float factors[2][kLanes];
-  store(factors[0], before);
-  store(factors[1], added);
-  into.total[row] = factors[0][0] * into.total[row] + factors[1][0] * total;
-  into.maximum[row] = both;
+inline void read_record(const float* record, int64_t width, const State& state, int row) {
+  std::memcpy(state.sums + row * width, record, static_cast<size_t>(width) * sizeof(float));
+  std::memcpy(state.lanes + row * kLanes, record + width, kLanes * sizeof(float));
+  state.maximum[row] = record[width + kLanes];
 }
 
-// One thread's memory for up to `rows` query rows of one KV head.
+// All partitions so far.
+struct Whole {
+  float* sums;     // [rows][width]
+  float* maximum;  // [rows]
+  float* total;    // [rows]: the weights' sum
+
+  // Put a partition behind those before it. Not inlined, so that there is one rounding of it.
+  __attribute__((noinline)) void fold(int row, bool first, const float* part, const float* lanes, float part_maximum,
+                                      int64_t width) const {
+    const float part_total = sum_lanes(load(lanes));
+    float* const to = sums + row * width;
+    if (first) {
+      std::memcpy(to, part, static_cast<size_t>(width) * sizeof(float));
+      maximum[row] = part_maximum;
+      total[row] = part_total;
+      return;
+    }
+    const float both = part_maximum > maximum[row] ? part_maximum : maximum[row];
+    float factors[kLanes] = {maximum[row] - both, part_maximum - both};
+    store(factors, exp(load(factors)));
+    const Vec before = broadcast(factors[0]), added = broadcast(factors[1]);
+    for (int64_t i = 0; i < width; i += kLanes) store(to + i, fma(added, load(part + i), mul(before, load(to + i))));
+    total[row] = factors[0] * total[row] + factors[1] * part_total;
+    maximum[row] = both;
+  }
+};
+
+// One thread's memory for the query rows of a task: `rows` of each of `heads` KV heads, those of a head side by side.
 struct Scratch {
   Floats memory;
   std::vector<int> seen_memory;
   std::vector<const void*> pointers;
-  float *query, *keys, *values, *scores, *lanes, *factors;
-  State part, whole;
-  int *seen, *seen_here;  // tokens each row sees: of the context, of the chunk
+  float *query, *keys, *values, *scores, *factors;
+  State part;
+  Whole whole;
+  int *from, *seen;            // the tokens of the context that each row of a head sees
+  int *from_here, *seen_here;  // of the chunk
 
-  void prepare(int64_t rows, int64_t head_dim) {
-    const int64_t width = width_of(head_dim);
-    rows = round_up(rows, kLanes);
-    const int64_t sizes[] = {rows * head_dim, kChunk * head_dim, kChunk * width, rows * kChunk, rows * kLanes, rows + kLanes,
-                             rows * width,    rows,              rows,           rows * width,  rows,          rows};
-    float** const parts[] = {&query,     &keys,         &values,     &scores,     &lanes,         &factors,
-                             &part.sums, &part.maximum, &part.total, &whole.sums, &whole.maximum, &whole.total};
-    int64_t all = 0;
-    for (const int64_t size : sizes) all += round_up(size, 16);
-    float* next = memory.at_least(all);
+  void prepare(int64_t heads, int64_t rows, int64_t width) {
+    const int64_t all = heads * rows + kLanes;
+    const int64_t sizes[] = {all * width, kChunk * width, kChunk * width, all * kChunk, all, all * width,
+                             all * kLanes, all,           all * width,    all,          all};
+    float** const parts[] = {&query,      &keys,         &values,     &scores,        &factors,    &part.sums,
+                             &part.lanes, &part.maximum, &whole.sums, &whole.maximum, &whole.total};
+    int64_t floats = 0;
+    for (const int64_t size : sizes) floats += round_up(size, 16);
+    float* next = memory.at_least(floats);
     for (size_t i = 0; i < std::size(sizes); ++i) {
       *parts[i] = next;
       next += round_up(sizes[i], 16);
     }
-    if (static_cast<int64_t>(seen_memory.size()) < 2 * rows) seen_memory.resize(static_cast<size_t>(2 * rows));
-    seen = seen_memory.data();
-    seen_here = seen + rows;
-    pointers.resize(5 * kChunk);
-  }
-
-  // The `index`-th of five arrays of kChunk pointers.
-  template <class T>
-  const T** pointers_at(int index) const {
-    return reinterpret_cast<const T**>(const_cast<const void**>(pointers.data())) + index * kChunk;
+    if (static_cast<int64_t>(seen_memory.size()) < 4 * rows) seen_memory.resize(static_cast<size_t>(4 * rows));
+    from = seen_memory.data();
+    seen = from + rows;
+    from_here = seen + rows;
+    seen_here = from_here + rows;
+    pointers.resize(kStream + kChunk);
   }
 };
 
-// One row's keys and values of one KV head.
+// One row's keys and values, from the first KV head of a task on.
 template <class T>
 struct Context {
-  const T* keys;  // of the head, at slot 0
+  const T* keys;  // at slot 0
   const T* values;
   const int32_t* blocks;
   int64_t block_size;
   int64_t slot_stride;  // elements from one slot to the next
   int64_t head_dim;
 
-  // Point at the keys and values of the tokens [begin, begin + count), which the row owns. Pointers up to the next
-  // multiple of 8 repeat the last token's.
-  void locate(int64_t begin, int count, const T** key_at, const T** value_at) const {
+  // Point at the tokens [begin, begin + count) in `memory`, keys or values.
+  const T** locate(const T* memory, int64_t begin, int64_t count, const T** at) const {
     int64_t block = begin / block_size, offset = begin % block_size;
-    int j = 0;
-    while (j < count) {
-      int64_t at = (blocks[block] * block_size + offset) * slot_stride;
-      const int end = static_cast<int>(std::min<int64_t>(j + block_size - offset, count));
-      for (; j < end; ++j, at += slot_stride) {
-        key_at[j] = keys + at;
-        value_at[j] = values + at;
-      }
+    while (count > 0) {
+      const T* slot = memory + (blocks[block] * block_size + offset) * slot_stride;
+      const int64_t here = std::min(block_size - offset, count);
+      for (int64_t i = 0; i < here; ++i, slot += slot_stride) *at++ = slot;
+      count -= here;
       ++block;
       offset = 0;
     }
-    for (; j % 8; ++j) {
-      key_at[j] = key_at[count - 1];
-      value_at[j] = value_at[count - 1];
-    }
+    return at;
   }
 };
 
-// From scores to weights for the rows [begin, end): maxima, the factors that the sums so far are to be scaled by, and the
-// sums of the weights, one for each lane.
-inline void soften(const Scratch& scratch, int begin, int end) {
+// What is read after a chunk.
+template <class T>
+struct Next {
+  const Context<T>* context;
+  int64_t begin, count;
+};
+
+// How scores come from products.
+struct Scores {
+  float scale;
+  float soft_cap;  // 0: none
+};
+
+// From scores to weights for the rows [begin, end) of a head, whose states and scores begin at `base`: maxima, the
+// sums so far scaled to them, and the sums of the weights, one for each lane.
+inline void soften(const Scratch& scratch, const Scores& by, int base, int begin, int end, int64_t width) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (int first = begin; first < end; first += kLanes) {
-    const int last = std::min(end, first + kLanes);
-    for (int r = first; r < last; ++r) {
-      float* const scores = scratch.scores + r * kChunk;
-      const int seen = scratch.seen_here[r];
-      for (int j = seen; j % kLanes; ++j) scores[j] = -kInfinity;
-      Vec best = load(scores);
-      for (int j = kLanes; j < seen; j += kLanes) best = max(best, load(scores + j));
-      // A NaN may or may not win here; it stays in its own weight below.
-      const float top = max_lane(best), before = scratch.part.maximum[r];
-      scratch.part.maximum[r] = top > before ? top : before;
-      scratch.factors[r] = before - scratch.part.maximum[r];
-    }
-    // Entries beyond `last` are of rows that come next, or of none.
-    store(scratch.factors + first, exp(load(scratch.factors + first)));
-    for (int r = first; r < last; ++r) {
-      float* const scores = scratch.scores + r * kChunk;
-      const Vec maximum = broadcast(scratch.part.maximum[r]);
-      Vec sum = mul(broadcast(scratch.factors[r]), load(scratch.lanes + r * kLanes));
-      for (int j = 0; j < scratch.seen_here[r]; j += kLanes) {
-        const Vec weight = exp(sub(load(scores + j), maximum));
-        store(scores + j, weight);
-        sum = add(sum, weight);
+  const State& part = scratch.part;
+  float* const factors = scratch.factors;
+  for (int r = begin; r < end; ++r) {
+    float* const scores = scratch.scores + (base + r) * kChunk;
+    const int first = scratch.from_here[r] / kLanes * kLanes, seen = scratch.seen_here[r];
+    if (by.soft_cap > 0)
+      for (int j = first; j < seen; j += kLanes) {
+        const Vec cap = broadcast(by.soft_cap);
+        store(scores + j, mul(cap, tanh(div(load(scores + j), cap))));
       }
-      store(scratch.lanes + r * kLanes, sum);
+    for (int j = first; j < scratch.from_here[r]; ++j) scores[j] = -kInfinity;
+    for (int j = seen; j % kLanes; ++j) scores[j] = -kInfinity;
+    Vec best = load(scores + first);
+    for (int j = first + kLanes; j < seen; j += kLanes) best = max(best, load(scores + j));
+    // A NaN may or may not win here; it stays in its own weight below.
+    const float top = max_lane(best), before = part.maximum[base + r];
+    part.maximum[base + r] = top > before ? top : before;
+    factors[r - begin] = before - part.maximum[base + r];
+  }
+  // Entries beyond the last are of nobody.
+  for (int r = 0; r < end - begin; r += kLanes) store(factors + r, exp(load(factors + r)));
+  for (int r = begin; r < end; ++r) {
+    float* const scores = scratch.scores + (base + r) * kChunk;
+    float* const sums = part.sums + (base + r) * width;
+    float* const lanes = part.lanes + (base + r) * kLanes;
+    const Vec maximum = broadcast(part.maximum[base + r]), factor = broadcast(factors[r - begin]);
+    Vec sum = mul(factor, load(lanes));
+    for (int j = scratch.from_here[r] / kLanes * kLanes; j < scratch.seen_here[r]; j += kLanes) {
+      const Vec weight = exp(sub(load(scores + j), maximum));
+      store(scores + j, weight);
+      sum = add(sum, weight);
     }
+    store(lanes, sum);
+    for (int64_t i = 0; i < width; i += kLanes) store(sums + i, mul(factor, load(sums + i)));
   }
 }
 
-// Work out the partition at `begin` for the query rows [first, rows), which all see some of it, into scratch.part.
-// scratch.query and scratch.seen are theirs, seen ascending.
+// Works on the chunks of one task.
 template <class T>
-void compute_partition(const Context<T>& context, int64_t begin, int first, int rows, float scale,
-                       const Scratch& scratch) {
-  const int64_t head_dim = context.head_dim, width = width_of(head_dim);
-  const T** key_at = scratch.pointers_at<T>(0);
-  const T** value_at = scratch.pointers_at<T>(1);
-  const T** next_key_at = scratch.pointers_at<T>(2);
-  const T** next_value_at = scratch.pointers_at<T>(3);
-  const float** const copied_at = scratch.pointers_at<float>(4);
-  const State& part = scratch.part;
-  const int from = first;
-  std::fill(part.sums + first * width, part.sums + rows * width, 0.0f);
-  std::fill(scratch.lanes + first * kLanes, scratch.lanes + rows * kLanes, 0.0f);
-  // Not minus infinity: differences from it must not be NaN.
-  std::fill(part.maximum + first, part.maximum + rows, -FLT_MAX);
-  const int64_t end = std::min<int64_t>(begin + kPartition, scratch.seen[rows - 1]);
-  for (int64_t chunk = begin; chunk < end; chunk += kChunk) {
-    while (scratch.seen[first] <= chunk) ++first;
-    const int count = static_cast<int>(std::min<int64_t>(kChunk, end - chunk));
-    for (int r = first; r < rows; ++r)
-      scratch.seen_here[r] = static_cast<int>(std::min<int64_t>(kChunk, scratch.seen[r] - chunk));
-    if (chunk == begin) context.locate(chunk, count, key_at, value_at);
-    const int64_t next = std::min<int64_t>(kChunk, scratch.seen[rows - 1] - chunk - kChunk);
-    if (next > 0) context.locate(chunk + kChunk, static_cast<int>(next), next_key_at, next_value_at);
-    for (int j = std::max<int>(0, static_cast<int>(next)); j < kChunk; ++j) next_key_at[j] = key_at[0];
-    transpose(key_at, value_at, count, head_dim, scratch.keys);
-    const Vec scaled_by = broadcast(scale);
-    for_tiles(first, rows, [&]<int R>(int row) {
-      score_rows<R>(scratch.query + row * head_dim, head_dim, scratch.keys, scratch.seen_here[row + R - 1], scaled_by,
-                    scratch.scores + row * kChunk);
-    });
-    soften(scratch, first, rows);
-    // Several tiles read the values again and again: from a copy, where they lie side by side.
-    const bool copy = rows - first > kTileRows || width != head_dim;
-    if (copy) {
-      for (int j = 0; j < count; ++j) {
-        float* const to = scratch.values + j * width;
-        copied_at[j] = to;
-        for (int64_t i = 0; i < head_dim; i += kLineBytes / static_cast<int64_t>(sizeof(T))) prefetch(next_key_at[j] + i);
-        int64_t i = 0;
-        for (; i + kLanes <= head_dim; i += kLanes) store(to + i, load(value_at[j] + i));
-        for (; i < width; ++i) to[i] = i < head_dim ? widen(value_at[j][i]) : 0.0f;
+class Chunks {
+ public:
+  Chunks(const Context<T>& context, const Scores& scores, int heads, int rows, const Scratch& scratch)
+      : context_(context),
+        by_(scores),
+        heads_(heads),
+        rows_(rows),
+        width_(width_of<T>(context.head_dim)),
+        // Several tiles read keys and values again and again: from a copy, where they lie side by side.
+        copy_(rows > kFewRows || width_ != context.head_dim),
+        scratch_(scratch) {}
+
+  // Put the tokens [begin, end), begin being a chunk's first, behind what scratch.part holds. `next`, where it has a
+  // context, is read after them.
+  void run(int64_t begin, int64_t end, const Next<T>& next) {
+    begin = std::max<int64_t>(begin, scratch_.from[0] / kChunk * kChunk);
+    for (int64_t chunk = begin; chunk < end; chunk += kChunk) {
+      while (first_ < rows_ && scratch_.seen[first_] <= chunk) ++first_;
+      int last = rows_;
+      while (last > first_ && scratch_.from[last - 1] >= chunk + kChunk) --last;
+      if (first_ == last) continue;
+      const int64_t until = std::min<int64_t>(end, scratch_.seen[last - 1]);
+      const int count = static_cast<int>(std::min<int64_t>(kChunk, until - chunk));
+      for (int r = first_; r < last; ++r) {
+        scratch_.from_here[r] = static_cast<int>(std::max<int64_t>(0, scratch_.from[r] - chunk));
+        scratch_.seen_here[r] = static_cast<int>(std::min<int64_t>(count, scratch_.seen[r] - chunk));
       }
-    }
-    for_tiles(first, rows, [&]<int R>(int row) {
-      const float* const weights = scratch.scores + row * kChunk;
-      const int* const seen = scratch.seen_here + row;
-      if (copy)
-        value_rows<R, float>(weights, copied_at, nullptr, seen, scratch.factors + row, part.sums + row * width, width);
+      locate(chunk, count, end, next);
+      if (copy_)
+        by_copies(last, count);
       else
-        value_rows<R, T>(weights, value_at, next_key_at, seen, scratch.factors + row, part.sums + row * width, width);
-    });
-    std::swap(key_at, next_key_at);
-    std::swap(value_at, next_value_at);
+        in_place(last, count);
+    }
   }
-  for (int r = from; r < rows; ++r) part.total[r] = sum_lanes(load(scratch.lanes + r * kLanes));
-}
+
+ private:
+  const Context<T>& context_;
+  const Scores& by_;
+  const int heads_, rows_;
+  const int64_t width_;
+  const bool copy_;
+  const Scratch& scratch_;
+  int first_ = 0;  // the first row that sees something
+  int skipped_ = 0;
+
+  const T** stream() const { return reinterpret_cast<const T**>(const_cast<const void**>(scratch_.pointers.data())); }
+
+  // Line up what is read in turn: the chunk's keys from its first stretch that is seen on, its values, then the next
+  // chunk's keys.
+  void locate(int64_t chunk, int count, int64_t end, const Next<T>& next) {
+    skipped_ = scratch_.from_here[first_] / kStretch * kStretch;
+    const int64_t begin = chunk + skipped_, size = count - skipped_;
+    const T** at = context_.locate(context_.keys, begin, size, stream());
+    at = context_.locate(context_.values, begin, size, at);
+    // Copies are made one after the other, each while what the next is of is fetched.
+    const int64_t ahead = copy_ ? size : kAhead;
+    if (chunk + kChunk < end)
+      at = context_.locate(context_.keys, chunk + kChunk, std::min(ahead, end - chunk - kChunk), at);
+    else if (next.context)
+      at = next.context->locate(next.context->keys, next.begin, std::min(ahead, next.count), at);
+    // What a tile reads behind the last token means nothing, and must only be there.
+    std::fill(at, stream() + 2 * size + std::max<int64_t>(ahead, kAhead + kDotTokens<1>), stream()[0]);
+  }
+
+  const T* const* keys_at() const { return stream() - skipped_; }
+  const T* const* values_at(int count) const { return stream() + count - 2 * skipped_; }
+
+  // What is fetched while a stretch is worked on.
+  Ahead<T> ahead_of(const T* const* tokens) const {
+    return Ahead<T>(tokens + kAhead, tokens + kAhead + kStretch, heads_ * context_.head_dim);
+  }
+
+  float* scores(int head, int row) const { return scratch_.scores + (head * rows_ + row) * kChunk; }
+  float* sums(int head, int row) const { return scratch_.part.sums + (head * rows_ + row) * width_; }
+
+  bool sees_any(int row, int count, int begin, int end) const {
+    return scratch_.seen_here[row + count - 1] > begin && scratch_.from_here[row] < end;
+  }
+
+  void in_place(int last, int count) {
+    const T* const* const keys = keys_at();
+    for (int begin = skipped_; begin < count; begin += kStretch) {
+      const int end = std::min(begin + kStretch, count);
+      Ahead<T> ahead = ahead_of(keys + begin);
+      for (int head = 0; head < heads_; ++head) score(keys, head * context_.head_dim, head, last, begin, end, &ahead);
+    }
+    for (int head = 0; head < heads_; ++head) soften(scratch_, by_, head * rows_, first_, last, width_);
+    const T* const* const values = values_at(count);
+    for (int begin = skipped_; begin < count; begin += kStretch) {
+      Ahead<T> ahead = ahead_of(values + begin);
+      for (int head = 0; head < heads_; ++head)
+        weigh(Values<T>{values, head * context_.head_dim, &ahead}, head, last, begin, std::min(begin + kStretch, count));
+    }
+  }
+
+  void by_copies(int last, int count) {
+    const float** const copies =
+        reinterpret_cast<const float**>(const_cast<const void**>(scratch_.pointers.data() + kStream));
+    for (int head = 0; head < heads_; ++head) {
+      copy(keys_at(), head, count, scratch_.keys, copies);
+      for (int begin = skipped_; begin < count; begin += kStretch)
+        score<float>(copies, 0, head, last, begin, std::min(begin + kStretch, count), nullptr);
+      soften(scratch_, by_, head * rows_, first_, last, width_);
+      copy(values_at(count), head, count, scratch_.values, copies);
+      weigh(Values<float>{copies, 0, nullptr}, head, last, skipped_, count);
+    }
+  }
+
+  void copy(const T* const* at, int head, int count, float* to, const float** copies) const {
+    const int64_t offset = head * context_.head_dim;
+    for (int j = skipped_; j < count; ++j) {
+      const T* const later = at[j + count - skipped_] + offset;
+      Ahead<T>(&later, &later + 1, context_.head_dim).fetch(context_.head_dim);
+      copies[j] = to + j * width_;
+      spread(at[j] + offset, context_.head_dim, width_, to + j * width_);
+    }
+    for (int j = count; j % kDotTokens<1>; ++j) copies[j] = copies[count - 1];
+  }
+
+  template <class K>
+  void score(const K* const* keys, int64_t offset, int head, int last, int begin, int end, Ahead<K>* ahead) const {
+    for_tiles<kDotRows>(first_, last, [&]<int R>(int row) {
+      if (!sees_any(row, R, begin, end)) return;
+      const float* const query = scratch_.query + (head * rows_ + row) * width_;
+      for (int j = begin; j < end; j += kDotTokens<R>) {
+        if (ahead && row == first_) ahead->fetch(kDotTokens<R> * context_.head_dim);
+        dot_tile<R>(query, keys + j, offset, width_, by_.scale, scores(head, row) + j, kChunk);
+      }
+    });
+  }
+
+  template <class V>
+  void weigh(const Values<V>& values, int head, int last, int begin, int end) const {
+    // Of bfloat16, which lie in place, there are few rows.
+    constexpr int most = kHalves<V> == 2 ? std::min(kFewRows, kTileRows) : kTileRows;
+    for_tiles<most>(first_, last, [&]<int R>(int row) {
+      if (sees_any(row, R, begin, end))
+        value_rows<R>(scores(head, row), kChunk, values, scratch_.from_here + row, scratch_.seen_here + row, begin, end,
+                      sums(head, row), width_);
+    });
+  }
+};
 
 }  // namespace attention
 }  // namespace octavo

@@ -4,6 +4,7 @@
 // The two products of a pair are rounded before they are added, as the reference rounds them.
 #include <algorithm>
 
+#include "../native/csrc/program.h"
 #include "../native/csrc/simd.h"
 #include "../native/csrc/team.h"
 
@@ -95,3 +96,5 @@ OCTAVO_EXPORT void octavo_rotary_write_kv(const void* qkv, void* query, const fl
   else
     on_team(work);
 }
+
+OCTAVO_IN_PROGRAMS(octavo_rotary_write_kv)

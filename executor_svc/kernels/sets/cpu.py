@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from executor_svc.kernels import KernelSet
-from executor_svc.kernels.activation.cpu import make_silu_and_mul
-from executor_svc.kernels.activation.reference import gelu, gelu_and_mul, relu
+from executor_svc.kernels.activation.cpu import make_gelu, make_gelu_and_mul, make_relu, make_silu_and_mul
 from executor_svc.kernels.finite.cpu import make_finite_rows
 from executor_svc.kernels.forbidden.cpu import make_forbid_tokens
 from executor_svc.kernels.linear.cpu import make_pack_linear
@@ -12,10 +11,10 @@ from executor_svc.kernels.logit_bias.cpu import make_add_logit_bias
 from executor_svc.kernels.logprobs.cpu import make_gather_logprobs
 from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.noise.cpu import make_uniform
-from executor_svc.kernels.norm.cpu import make_norms
-from executor_svc.kernels.norm.reference import add_layer_norm, layer_norm
+from executor_svc.kernels.norm.cpu import make_layer_norms, make_rms_norms
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import make_apply_penalties
+from executor_svc.kernels.record.cpu import make_record
 from executor_svc.kernels.rotary_write_kv.cpu import make_rotary_write_kv
 from executor_svc.kernels.sampling.cpu import make_sample_tokens
 
@@ -23,7 +22,8 @@ from executor_svc.kernels.sampling.cpu import make_sample_tokens
 def build(num_threads: int | None) -> KernelSet:
     """Give the set, its compute threads at hand. Raises KernelBuildError and InstructionSetError."""
     library = load_library(num_threads)
-    rms_norm, add_rms_norm = make_norms(library)
+    rms_norm, add_rms_norm = make_rms_norms(library)
+    layer_norm, add_layer_norm = make_layer_norms(library)
     return KernelSet(
         name="cpu",
         build=library.name,
@@ -34,11 +34,12 @@ def build(num_threads: int | None) -> KernelSet:
         layer_norm=layer_norm,
         add_layer_norm=add_layer_norm,
         silu_and_mul=make_silu_and_mul(library),
-        gelu_and_mul=gelu_and_mul,
-        gelu=gelu,
-        relu=relu,
+        gelu_and_mul=make_gelu_and_mul(library),
+        gelu=make_gelu(library),
+        relu=make_relu(library),
         rotary_write_kv=make_rotary_write_kv(library),
         plan_attention=make_plan_attention(library),
+        record=make_record(library),
         finite_rows=make_finite_rows(library),
         add_logit_bias=make_add_logit_bias(library),
         apply_penalties=make_apply_penalties(library),

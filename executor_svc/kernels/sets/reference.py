@@ -15,6 +15,7 @@ from executor_svc.kernels.noise.reference import uniform
 from executor_svc.kernels.norm.reference import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from executor_svc.kernels.paged_attention.reference import plan_attention
 from executor_svc.kernels.penalties.reference import apply_penalties
+from executor_svc.kernels.record.reference import record
 from executor_svc.kernels.rotary_write_kv.reference import rotary_write_kv
 from executor_svc.kernels.sampling.reference import sample_tokens
 
@@ -36,6 +37,7 @@ def build() -> KernelSet:
         relu=relu,
         rotary_write_kv=rotary_write_kv,
         plan_attention=plan_attention,
+        record=record,
         finite_rows=finite_rows,
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,

@@ -35,6 +35,23 @@ def of_lengths(*lengths: tuple[int, int], num_shared: int = 0, arrivals: tuple[f
     return workloads.Workload("made up", requests, num_shared)
 
 
+@pytest.mark.parametrize(
+    ("stored", "served", "sizes"),
+    [
+        ("bfloat16", "float32", (2, 4)),
+        ("float32", "bfloat16", (2, 2)),
+        ("float32", "float32", (4, 4)),
+        ("float16", "bfloat16", (2, 2)),
+    ],
+)
+def test_weights_take_the_fewer_bytes(tmp_path: Path, stored: str, served: str, sizes: tuple[int, int]) -> None:
+    """A bfloat16 needs 2 bytes whatever the arithmetic; keys and values take what is served."""
+    config = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 9, "dtype": stored}))
+    made = floor.Cost.of(tmp_path, served, machine(1.0, 1.0))
+    assert (made.weight_bytes, made.kv_bytes) == sizes
+
+
 def test_the_shape_of_a_model_is_read_from_its_configuration(tmp_path: Path) -> None:
     """Weights of SmolLM2-135M: 106.2 million in the layers, 28.3 million in the head; 23040 elements of KV a token."""
     config = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from instruction_sets import instruction_set_param
 
 from executor_svc.cpu_features import cpu_features
 from executor_svc.kernels import build_kernels
@@ -25,7 +26,7 @@ from executor_svc.kernels.native.isa import (
     emulating_amx,
     runnable,
 )
-from executor_svc.kernels.native.library import NativeLibrary, load_library
+from executor_svc.kernels.native.library import load_library
 
 GENERIC, AVX2, AVX512 = (
     next(isa for isa in INSTRUCTION_SETS if isa.name == name) for name in ("generic", "avx2", "avx512")
@@ -167,25 +168,21 @@ def test_every_set_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa
     assert (tmp_path / "library.so").stat().st_size > 0
 
 
-def _libraries() -> list[InstructionSet]:
-    """Every set, and AMX's tiles in plain C++ on the best one that this processor runs."""
-    return [*INSTRUCTION_SETS, emulating_amx(runnable(cpu_features())[-1])]
+each_library = pytest.mark.parametrize(
+    "isa",
+    [instruction_set_param(isa) for isa in (*INSTRUCTION_SETS, emulating_amx(runnable(cpu_features())[-1]))],
+)
+"""Every set, and AMX's tiles in plain C++ on the best one that this processor runs."""
 
 
-def _load(isa: InstructionSet, threads: int = 2) -> NativeLibrary:
-    if not isa.features <= cpu_features():
-        pytest.skip(f"this processor does not run {isa.name}")
-    return load_library(threads, isa)
-
-
-@pytest.mark.parametrize("isa", _libraries(), ids=lambda isa: str(isa.name))
+@each_library
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["float32", "float32 of bfloat16", "bfloat16"])
 def test_a_row_is_the_same_whatever_stands_beside_it(isa: InstructionSet, threads: int, kind: str) -> None:
     """Bit for bit: alone, among few, among many, with any number of threads, at sizes that fill no panel or tile; and
     right, by float64.
     """
-    pack_linear = make_pack_linear(_load(isa, threads))
+    pack_linear = make_pack_linear(load_library(threads, isa))
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn((203, 77), generator=generator), torch.randn(203, generator=generator)
     rows = torch.randn((1100, 77), generator=generator)
@@ -205,11 +202,11 @@ def test_a_row_is_the_same_whatever_stands_beside_it(isa: InstructionSet, thread
             assert torch.equal(linear(rows[start : start + count]), whole[start : start + count])
 
 
-@pytest.mark.parametrize("isa", _libraries(), ids=lambda isa: str(isa.name))
+@each_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_row_with_nan_spoils_no_other(isa: InstructionSet, dtype: torch.dtype) -> None:
     """A row's NaN comes out of that row, all of it, and of no other."""
-    linear = make_pack_linear(_load(isa))(torch.ones((40, 33), dtype=dtype), None)
+    linear = make_pack_linear(load_library(2, isa))(torch.ones((40, 33), dtype=dtype), None)
     x = torch.ones((35, 33), dtype=dtype)
     x[17, 32] = torch.nan
     nan = linear(x).isnan()

@@ -61,6 +61,36 @@ async def test_frames_are_acknowledged(prepared: PreparedModel) -> None:
 
 
 @pytest.mark.asyncio
+async def test_steps_are_acknowledged_together(prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some steps have no Ack of their own; a sixteenth has, and so has Finished, at once and for all before it."""
+    monkeypatch.setattr(scheduler_client, "_ACK_WITHIN", 3600.0)
+    scheduler = FakeScheduler(auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        call, events = await start_stream(stack, 2)
+        counter = scheduler.of_kind("submit")[0].request
+        known = scheduler_pb2.ChoiceOutput(request=counter, first_token_index=0, token_ids=TOKENS[:1])
+        while scheduler.sequence < 15:
+            scheduler.send_outputs(known)
+        scheduler.step(1)
+        await scheduler.wait_until(lambda: scheduler.acknowledged == 16)
+        scheduler.step(len(TOKENS))
+        events += await read_rest(call)
+        await scheduler.wait_until(lambda: scheduler.acknowledged == scheduler.sequence)
+        assert tokens_of(events) == TOKENS
+        assert len(scheduler.of_kind("ack")) <= 3
+
+
+@pytest.mark.asyncio
+async def test_a_step_alone_is_acknowledged_soon(prepared: PreparedModel) -> None:
+    """The scheduler need not wait for a sixteenth frame to forget the first."""
+    scheduler = FakeScheduler(auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        call, _ = await start_stream(stack, 1)
+        await scheduler.wait_until(lambda: scheduler.acknowledged == 1)
+        call.cancel()
+
+
+@pytest.mark.asyncio
 async def test_stream_is_lost_and_the_scheduler_lives(prepared: PreparedModel) -> None:
     """Hello names the live request, the scheduler knows it, goes on, and says again what it may have said before."""
     scheduler = FakeScheduler(auto=False)

@@ -142,10 +142,51 @@ static inline Vec load(const bf16* p) { return Vec{widen(p[0]), widen(p[1]), wid
 
 #endif
 
+// As to_bf16 rounds, in the upper half of each lane; what is left in the lower half means nothing.
+static inline Bits rounded_up_halves(Vec x) {
+#if defined(__AVX512F__)
+  const Bits bits = _mm512_castps_si512(x);
+  const Bits odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const Bits rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const Bits quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  return _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+#elif defined(__AVX2__)
+  const Bits bits = _mm256_castps_si256(x);
+  const Bits odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const Bits rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const Bits quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+#else
+  const Bits bits = reinterpret_cast<Bits>(x);
+  const Bits rounded = bits + (((bits >> 16) & 1u) + 0x7fffu);
+  return x == x ? rounded : bits | 0x400000u;
+#endif
+}
 static inline void store(bf16* p, Vec x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(lanes[i]);
+  const Bits halves = rounded_up_halves(x);
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(halves, 16)));
+#elif defined(__AVX2__)
+  const __m256i low = _mm256_srli_epi32(halves, 16);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<bf16>(halves[i] >> 16);
+#endif
+}
+// The lanes of two vectors in turn: what low_halves and high_halves of the 2 * kLanes bfloat16 from p on give back.
+static inline void store_halves(bf16* p, Vec low, Vec high) {
+  const Bits a = rounded_up_halves(low), b = rounded_up_halves(high);
+#if defined(__AVX512F__)
+  const Bits both = _mm512_or_si512(_mm512_srli_epi32(a, 16), _mm512_and_si512(b, broadcast_bits(0xffff0000u)));
+  _mm512_storeu_si512(p, both);
+#elif defined(__AVX2__)
+  const Bits both = _mm256_or_si256(_mm256_srli_epi32(a, 16), _mm256_and_si256(b, broadcast_bits(0xffff0000u)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
+#else
+  const Bits both = (a >> 16) | (b & 0xffff0000u);
+  std::memcpy(p, &both, sizeof both);
+#endif
 }
 
 // Sum and maximum of the lanes, in a fixed order: halves are folded onto each other.
@@ -167,15 +208,14 @@ static inline float max_lane(Vec x) {
 // The larger and the smaller lane; where one of the two is NaN, b: put what may be NaN there to keep it.
 static inline Vec max(Vec a, Vec b);
 static inline Vec min(Vec a, Vec b);
+static inline Vec absolute(Vec x) { return max(sub(zero(), x), x); }
 
-// exp(x) for x up to 88, NaN for NaN, within 2 units in the last place; 0 below -87.3, minus infinity included, where the exact value
-// is below the smallest normal float32. x = n * log(2) + r with |r| <= log(2) / 2; exp(r) is its Taylor polynomial of
-// degree 7, whose rest is below 2^-27 there; log(2) is subtracted in two parts (Cody and Waite 1980) so that r is exact.
-static inline Vec exp(Vec x) {
-  const Vec lowest = broadcast(-87.33654f);
-  const Vec clamped = min(broadcast(88.3f), max(lowest, x));
-  const Vec n = round_even(mul(clamped, broadcast(1.44269504f)));
-  const Vec r = fma(n, broadcast(-1.42860677e-6f), fma(n, broadcast(-0.693145752f), clamped));
+constexpr float kLowestExp = -87.33654f;
+
+// exp(x) where x = n * log(2) + r, n a whole number and |r| <= log(2) / 2; 0 for x below -87.3, minus infinity included,
+// where the exact value is below the smallest normal float32, and NaN for NaN. exp(r) is its Taylor polynomial of degree
+// 7, whose rest is below 2^-27 there.
+static inline Vec exp_by_parts(Vec x, Vec n, Vec r) {
   Vec y = broadcast(1.0f / 5040.0f);
   y = fma(y, r, broadcast(1.0f / 720.0f));
   y = fma(y, r, broadcast(1.0f / 120.0f));
@@ -185,6 +225,7 @@ static inline Vec exp(Vec x) {
   y = fma(y, r, broadcast(1.0f));
   y = fma(y, r, broadcast(1.0f));
   y = mul(y, exp2_whole(n));
+  const Vec lowest = broadcast(kLowestExp);
 #if defined(__AVX512F__)
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, lowest, _CMP_NLE_UQ), y);
 #elif defined(__AVX2__)
@@ -192,6 +233,17 @@ static inline Vec exp(Vec x) {
 #else
   return x <= lowest ? zero() : y;
 #endif
+}
+
+// The n of the x that exp can take, as its neighbour for those that it cannot.
+static inline Vec exp_whole_part(Vec clamped) { return round_even(mul(clamped, broadcast(1.44269504f))); }
+static inline Vec clamp_exp(Vec x) { return min(broadcast(88.3f), max(broadcast(kLowestExp), x)); }
+
+// exp(x) for x up to 88, within 2 units in the last place; see exp_by_parts. log(2) is subtracted in two parts (Cody and
+// Waite 1980) so that r is exact.
+static inline Vec exp(Vec x) {
+  const Vec clamped = clamp_exp(x), n = exp_whole_part(clamped);
+  return exp_by_parts(x, n, fma(n, broadcast(-1.42860677e-6f), fma(n, broadcast(-0.693145752f), clamped)));
 }
 
 }  // namespace octavo

@@ -43,53 +43,64 @@ class Team {
     stop();
     stopping_ = false;
     size_ = size;
-    const uint64_t round = round_.load();
+    const uint64_t round = gate_.load() / kRound;
     for (int index = 1; index < size; ++index) threads_.emplace_back([this, index, round] { serve(index, round); });
   }
 
   void run(Work work, void* arguments) {
     // Two executors in one process, as in tests, take turns.
     std::lock_guard<std::mutex> turn(callers_);
-    if (size_ > 1) {
-      work_ = work;
-      arguments_ = arguments;
-      pending_.store(size_ - 1, std::memory_order_relaxed);
-      {
-        // Under the lock, so that a thread on its way to sleep cannot miss it.
-        std::lock_guard<std::mutex> lock(mutex_);
-        round_.fetch_add(1, std::memory_order_release);
-      }
-      wake_.notify_all();
+    if (size_ == 1) return work(Member{0, 1}, arguments);
+    work_ = work;
+    arguments_ = arguments;
+    {
+      // Under the lock, so that a thread on its way to sleep cannot miss it.
+      std::lock_guard<std::mutex> lock(mutex_);
+      gate_.store((gate_.load(std::memory_order_relaxed) / kRound + 1) * kRound + kOpen, std::memory_order_release);
     }
+    wake_.notify_all();
     work(Member{0, size_}, arguments);
-    if (size_ > 1) await_others();
+    // All is handed out, as `work` has come back: whoever is not in by now is not waited for.
+    gate_.fetch_sub(kOpen, std::memory_order_acq_rel);
+    await_those_inside();
   }
 
   int size() const { return size_; }
 
  private:
   void serve(int index, uint64_t seen) {
-    while (await_round_after(seen)) {
-      ++seen;
+    while (await_round_after(&seen)) {
+      if (!enter(seen)) continue;
       work_(Member{index, size_}, arguments_);
-      if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      if ((gate_.fetch_sub(1, std::memory_order_acq_rel) & (kRound - 1)) == 1) {
         std::lock_guard<std::mutex> lock(mutex_);
         done_.notify_one();
       }
     }
   }
 
-  // False where the team is being stopped.
-  bool await_round_after(uint64_t seen) {
-    const auto begun = [&] { return round_.load(std::memory_order_acquire) != seen; };
-    if (look_for(begun)) return true;
-    std::unique_lock<std::mutex> lock(mutex_);
-    wake_.wait(lock, [&] { return stopping_ || begun(); });
-    return begun();
+  // Waits for a round after `*seen`, which becomes it. False where the team is being stopped.
+  bool await_round_after(uint64_t* seen) {
+    const auto begun = [&] { return gate_.load(std::memory_order_acquire) / kRound != *seen; };
+    if (!look_for(begun)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [&] { return stopping_ || begun(); });
+      if (!begun()) return false;
+    }
+    *seen = gate_.load(std::memory_order_acquire) / kRound;
+    return true;
   }
 
-  void await_others() {
-    const auto done = [&] { return pending_.load(std::memory_order_acquire) == 0; };
+  // Takes part in a round, if it still lets in: its work and arguments are there until all who are inside have left.
+  bool enter(uint64_t round) {
+    uint64_t gate = gate_.load(std::memory_order_acquire);
+    while (gate / kRound == round && (gate & kOpen))
+      if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel)) return true;
+    return false;
+  }
+
+  void await_those_inside() {
+    const auto done = [&] { return (gate_.load(std::memory_order_acquire) & (kRound - 1)) == 0; };
     if (look_for(done)) return;
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, done);
@@ -109,8 +120,9 @@ class Team {
   std::vector<std::thread> threads_;
   Work work_ = nullptr;
   void* arguments_ = nullptr;
-  alignas(64) std::atomic<uint64_t> round_{0};
-  alignas(64) std::atomic<int> pending_{0};
+  // The number of the round, whether it lets threads in, and how many are inside, the caller apart.
+  static constexpr uint64_t kOpen = 1 << 15, kRound = 1 << 16;
+  alignas(64) std::atomic<uint64_t> gate_{0};
   bool stopping_ = false;
   std::mutex callers_;
   std::mutex mutex_;

@@ -44,7 +44,9 @@ class Shares {
 
 using Work = void (*)(const Member&, void* arguments);
 
-// Run `work` on every member at once and return when all have. Calls from several threads run one after the other.
+// Run `work` on every member that comes before it is done, and return when nobody works any more: a thread that another
+// process holds up is not waited for unless it has begun. So `work` takes shares until none is left, and returns only
+// then. Calls from several threads run one after the other.
 void run_on_team(Work work, void* arguments);
 
 // The same for anything callable with a Member.

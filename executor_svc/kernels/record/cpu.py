@@ -1,0 +1,74 @@
+"""Recording of compiled kernels: a program for each set of input shapes, see executor_svc/kernels/native/program.py."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from executor_svc.kernels.native.library import NativeLibrary
+from executor_svc.kernels.native.program import Arena, NotRecordableError, Program, record_program
+from executor_svc.kernels.paged_attention import PagedAttention
+from executor_svc.kernels.paged_attention.cpu import NativeAttention
+from executor_svc.kernels.record import Record, StepBody
+
+logger = logging.getLogger(__name__)
+
+MAX_TOKENS = 256
+"""Of a recorded step. In longer ones the calls cost little beside what they compute, and few are alike."""
+MAX_PROGRAMS = 256
+"""The one that was not used for longest goes first. A program of a small model takes some 50 KiB."""
+
+_Shapes = tuple[tuple[int, ...], ...]
+
+
+class RecordedBody:
+    """A body, and the programs that were made of it. Shapes are recorded when they come for the second time."""
+
+    def __init__(self, library: NativeLibrary, body: StepBody) -> None:
+        self._library = library
+        self._body = body
+        self._arena = Arena()
+        self._programs: OrderedDict[_Shapes, Program | None] = OrderedDict()
+        self._recordable = True
+
+    @property
+    def num_programs(self) -> int:
+        """Shapes that are recorded."""
+        return sum(program is not None for program in self._programs.values())
+
+    def __call__(self, inputs: Sequence[Tensor], attention: PagedAttention) -> Tensor:
+        """See StepBody."""
+        if not self._recordable or len(inputs[0]) > MAX_TOKENS or not isinstance(attention, NativeAttention):
+            return self._body(inputs, attention)
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
+        if shapes not in self._programs:
+            self._remember(shapes, None)
+            return self._body(inputs, attention)
+        program = self._programs[shapes]
+        if program is None:
+            try:
+                program = record_program(self._library, self._arena, self._body, inputs, attention)
+            except NotRecordableError as error:
+                logger.info("steps run op by op", extra={"fields": {"reason": str(error)}})
+                self._recordable = False
+                return self._body(inputs, attention)
+            self._remember(shapes, program)
+        self._programs.move_to_end(shapes)
+        return program.run(inputs, attention)
+
+    def _remember(self, shapes: _Shapes, program: Program | None) -> None:
+        self._programs[shapes] = program
+        if len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+
+
+def make_record(library: NativeLibrary) -> Record:
+    """Make the op."""
+
+    def record(body: StepBody) -> StepBody:
+        return RecordedBody(library, body)
+
+    return record
