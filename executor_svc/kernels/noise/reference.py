@@ -49,5 +49,5 @@ def uniform_numbers(
 
 def uniform(seeds: Tensor, choices: Tensor, positions: Tensor, lane: int = TOKEN_LANE) -> Tensor:
     """See Uniform."""
-    columns = (each.cpu().numpy() for each in (seeds, choices, positions))
-    return torch.from_numpy(uniform_numbers(*columns, lane)).to(seeds.device)
+    numbers = uniform_numbers(seeds.cpu().numpy(), choices.cpu().numpy(), positions.cpu().numpy(), lane)
+    return torch.from_numpy(numbers).to(seeds.device)
