@@ -21,12 +21,6 @@ def _round(x, out, count, block: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < count, other=0.0).to(tl.bfloat16), mask=at < count)
 
 
-@triton.jit
-def _square(number, out):
-    x = tl.load(number)
-    tl.store(out, x * x)
-
-
 def product_of(a: Tensor, b: Tensor) -> Tensor:
     """Multiply two [16, 16] with tl.dot: float32 [16, 16]."""
     out = torch.empty(16, 16)
@@ -39,10 +33,3 @@ def rounded(x: Tensor) -> Tensor:
     out = torch.empty(x.shape, dtype=torch.bfloat16)
     _round[(triton.cdiv(len(x), 4096),)](x, out, len(x), block=4096)
     return out
-
-
-def squared(number: int) -> int:
-    """Square an int32."""
-    out = torch.empty(1, dtype=torch.int32)
-    _square[(1,)](torch.tensor([number], dtype=torch.int32), out)
-    return int(out)

@@ -36,7 +36,7 @@ def _gated(gate_up, out, width, is_gelu: tl.constexpr, is_tanh: tl.constexpr, bl
     tl.store(out + row * width + columns, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _gelu(x, out, count, is_tanh: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = at < count

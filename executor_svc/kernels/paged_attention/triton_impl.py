@@ -169,7 +169,9 @@ class _Shape:
 
     large_tile: int
     block_tokens: int
-    num_warps: int
+    small_warps: int
+    """Of a program whose tile is smaller than the large one."""
+    large_warps: int
     num_stages: int
 
 
@@ -179,12 +181,14 @@ def _shape(gpu: Gpu, head_dim: int, dtype: torch.dtype) -> _Shape:
     is_wide = block_dim > 128
     if dtype == torch.float32:
         # No matrix unit takes it at full precision: the sums are the threads' own, and small pieces do not spill.
-        return _Shape(16 if is_wide else 32, 16 if is_wide else 32, num_warps=8 if block_dim > 64 else 4, num_stages=1)
+        warps = 8 if block_dim > 64 else 4
+        return _Shape(16 if is_wide else 32, 16 if is_wide else 32, warps, warps, num_stages=1)
     block_tokens = 32 if is_wide else 64
     row_bytes = block_dim * dtype.itemsize
     # Keys and values of each stage, and the queries.
     stages = (gpu.shared_bytes - 64 * row_bytes) // (2 * block_tokens * row_bytes)
-    return _Shape(64, block_tokens, num_warps=8 if is_wide else 4, num_stages=max(1, min(3, stages)))
+    small_warps, large_warps = 8 if is_wide else 4, 8 if block_dim > 64 else 4
+    return _Shape(64, block_tokens, small_warps, large_warps, num_stages=max(1, min(3, stages)))
 
 
 class _PlacedWork:
@@ -282,7 +286,7 @@ class TritonAttention:
             has_window=window > 0,
             has_cap=soft_cap > 0,
             block_tokens=shape.block_tokens,
-            num_warps=shape.num_warps,
+            num_warps=shape.small_warps if tile < shape.large_tile else shape.large_warps,
             num_stages=shape.num_stages,
             **sizes,
         )

@@ -51,7 +51,7 @@ BUDGETS = {
     "_weigh": Budget(registers=128, shared_bytes=20_480),
     "_cut_ranks": Budget(registers=128, shared_bytes=20_480),
     "_typical_sums": Budget(registers=128, shared_bytes=1024),
-    "_typical_histogram": Budget(registers=128, shared_bytes=20_480),
+    "_typical_histogram": Budget(registers=128, shared_bytes=32_768),
     "_cut_distances": Budget(registers=128, shared_bytes=20_480),
     "_chunk_sums": Budget(registers=128, shared_bytes=1024),
     "_draw": Budget(registers=128, shared_bytes=1024),

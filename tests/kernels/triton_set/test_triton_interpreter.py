@@ -35,14 +35,3 @@ def test_without_the_widening_it_would_not_be(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(builder, "create_dot", interpreter._create_dot)
     a = torch.ones(16, 16, dtype=torch.bfloat16)
     assert (product_of(a, a) - 16).abs().min() > 1e6
-
-
-def test_an_index_past_int32_is_an_error() -> None:
-    """The interpreter checks every whole number: a kernel that computes too large an index in 32 bits does not pass."""
-    from triton.runtime.errors import InterpreterError
-    from triton_products import squared
-
-    interpreter.use()
-    assert squared(46_340) == 46_340**2
-    with pytest.raises(InterpreterError, match="overflow"):
-        squared(46_341)
