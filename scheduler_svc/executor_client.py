@@ -38,6 +38,7 @@ A dial that is refused costs a millisecond, and an executor that has just loaded
 _Call = grpc.aio.StreamStreamCall[executor_pb2.ExecuteRequest, executor_pb2.ExecuteResponse]
 
 
+_FIRST_STEP_FACTOR = 3
 _PATH = "/octavo.internal.executor.v1.ExecutorService/Execute"
 _FAREWELLS = {"DEVICE_FAILED": Loss.DIED, "UNAVAILABLE": Loss.LOST}
 """What UNAVAILABLE at the end of a session means, by its reason. Without one of the executor's the connection broke."""
@@ -207,7 +208,8 @@ class ExecutorClient:
         watch = StallWatch(link.is_watched, link.progress, self._hang_timeout)
         while True:
             watch.look(asyncio.get_running_loop().time())
-            if watch.is_stalled:
+            # A first step also makes what is made once in a process: it has longer.
+            if watch.stuck_for >= self._hang_timeout * (1 if link.num_answered else _FIRST_STEP_FACTOR):
                 raise HungError(f"no sign of progress for {watch.stuck_for:.1f} s")
             await asyncio.sleep(watch.interval)
 
