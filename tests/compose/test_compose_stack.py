@@ -138,10 +138,10 @@ async def wait_request(project: Project, is_so: Callable[[RequestInfo], bool]) -
 
 
 async def keep_busy(address: str, count: int) -> None:
-    """Run so many requests at once, and let all of them end well."""
-    requests = (request_for(f"{QUESTION} {number}", 8, ignore_eos=True) for number in range(count))
+    """Run so many requests at once, long enough to be there together, and let all of them end well."""
+    requests = (request_for(f"{QUESTION} {number}", 48, ignore_eos=True) for number in range(count))
     outputs = await asyncio.gather(*(generate(address, request) for request in requests))
-    assert [output.usage.completion_tokens for output in outputs] == [8] * count
+    assert [output.usage.completion_tokens for output in outputs] == [48] * count
 
 
 def in_container(project: Project, service: str, program: str) -> str:
@@ -220,7 +220,7 @@ def test_nothing_tried_to_write_where_it_may_not(project: Project) -> None:
     logs = project.logs()
     assert '"message": "executor serving"' in logs
     for complaint in ("Read-only file system", "Permission denied", "not writable", '"level": "error"', "Traceback"):
-        assert complaint not in logs
+        assert [line for line in logs.splitlines() if complaint in line] == []
 
 
 @pytest.mark.parametrize("service", SERVICES)
