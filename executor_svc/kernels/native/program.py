@@ -17,15 +17,51 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from executor_svc.kernels.native.library import ADDRESS, FLOAT, INT64, NativeLibrary, Recorder
 
 ALIGNMENT = 64
 """Bytes: a line of the cache."""
 
-aten = torch.ops.aten
-_ALLOCATIONS = frozenset({aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default})
+_ALLOCATIONS = frozenset({"empty", "empty_like", "new_empty"})
+_VIEWS = frozenset(
+    [
+        "__getitem__",
+        "chunk",
+        "contiguous",
+        "detach",
+        "expand",
+        "flatten",
+        "narrow",
+        "reshape",
+        "select",
+        "split",
+        "squeeze",
+        "t",
+        "transpose",
+        "unflatten",
+        "unsqueeze",
+        "view",
+    ]
+)
+_QUERIES = frozenset(
+    [
+        "__get__",
+        "__len__",
+        "data_ptr",
+        "dim",
+        "element_size",
+        "is_contiguous",
+        "nelement",
+        "numel",
+        "size",
+        "storage_offset",
+        "stride",
+        "untyped_storage",
+    ]
+)
+"""Names of what torch may be asked while a body is recorded. None of it reads or writes what a tensor holds."""
 
 
 class NotRecordableError(Exception):
@@ -63,21 +99,22 @@ class _Buffer:
     offset: int = 0
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is allocated; refuses what computes."""
+class _Mode(TorchFunctionMode):
+    """Notes what is allocated; refuses what computes. A TorchDispatchMode would see more, and import half of torch."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.tensors: list[Tensor] = []
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _ALLOCATIONS:
+        name = func.__name__
+        if name in _ALLOCATIONS:
             self.tensors.append(result)
-        elif func._schema.is_mutable or not _is_view(result, args):
-            raise NotRecordableError(f"{func} of torch computes something")
+        elif name not in _QUERIES and not (name in _VIEWS and _is_view(result, args)):
+            raise NotRecordableError(f"{name} of torch computes something")
         return result
 
 
