@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from cells import Cell
 
+from scheduler_svc.block_pool import NULL_BLOCK
 from scheduler_svc.kv_views import BlockUse, ExecutorKv, KvQuery, KvState, SequenceKv, SequencePlace, WaitReason
 from scheduler_svc.sequence import Sequence, SequenceStatus
 
@@ -28,7 +29,7 @@ def check_kv_state(cell: Cell, page_size: int = 100, map_cells: int = 1000) -> K
         assert len(page.sequences) == page_size
         page = cell.engine.kv_state(KvQuery(after=page.next, limit=page_size, block_ids=True), cell.now)
         views += page.sequences
-    holders = Counter((each.session, block) for each in live for block in each.block_table)
+    holders = Counter((each.session, block) for each in live for block in _held(each))
     for view, sequence in zip(views, live, strict=True):
         _check_sequence(view, sequence, holders)
     return state
@@ -38,20 +39,26 @@ def _place(sequence: Sequence) -> SequencePlace:
     return sequence.request.arrival, sequence.request_id, sequence.choice
 
 
+def _held(sequence: Sequence) -> list[int]:
+    """The blocks of its table: null blocks stand in front for those that every window has passed."""
+    return [block for block in sequence.block_table if block != NULL_BLOCK]
+
+
 def _check_ledger(kv: ExecutorKv, running: list[Sequence]) -> None:
     size = kv.block_size
     assert kv.free_blocks + kv.owned_blocks + kv.cached_blocks + kv.pinned_blocks == kv.total_blocks
     assert kv.pinned_blocks == 0, "blocks are missing: nothing pins any"
     assert 0 <= kv.reserved_blocks <= kv.free_blocks + kv.cached_blocks
     assert kv.num_running == len(running)
-    tables = [each.block_table for each in running]
+    tables = [_held(each) for each in running]
     assert kv.table_blocks == sum(map(len, tables))
     assert kv.owned_blocks == len({block for table in tables for block in table})
     filled, pending = set(), set()
     for each in running:
         slots = [(block, offset) for block in each.block_table for offset in range(size)]
-        filled |= set(slots[: each.num_computed_tokens])
-        pending |= set(slots[each.num_computed_tokens : each.num_known_tokens])
+        held = set(_held(each))
+        filled |= {slot for slot in slots[: each.num_computed_tokens] if slot[0] in held}
+        pending |= {slot for slot in slots[each.num_computed_tokens : each.num_known_tokens] if slot[0] in held}
     assert kv.filled_slots == len(filled)
     assert kv.pending_slots == len(pending)
     assert filled.isdisjoint(pending)
@@ -77,7 +84,7 @@ def _check_map(kv: ExecutorKv, most_cells: int) -> None:
 
 
 def _check_sequence(view: SequenceKv, sequence: Sequence, holders: Counter[tuple[int, int]]) -> None:
-    table = sequence.block_table
+    table = _held(sequence)
     assert (view.request, view.choice) == (sequence.request_id, sequence.choice)
     assert (view.block_ids, view.num_blocks) == (tuple(table), len(table))
     assert view.num_shared_blocks == sum(holders[sequence.session, block] > 1 for block in table)

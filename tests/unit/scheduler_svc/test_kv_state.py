@@ -212,3 +212,14 @@ def test_block_ids_end_a_page_before_it_grows_large(monkeypatch: pytest.MonkeyPa
         place = page.next
     assert sizes == [[7], [2, 3], [1]]
     assert [each.num_blocks for each in cell.engine.kv_state(KvQuery(limit=9), cell.now).sequences] == [7, 2, 3, 1]
+
+
+def test_blocks_that_every_window_has_passed_are_in_no_table() -> None:
+    """A table keeps null blocks in front for them; what is told are the blocks that the sequence holds."""
+    cell = make_cell(make_spec(block_size=1, num_blocks=9, max_num_batched_tokens=2, window=2))
+    cell.submit(make_record(1, prompt=range(6), max_tokens=2))
+    sizes = []
+    while cell.schedule():
+        sizes.append(check_kv_state(cell).executors[0].table_blocks)
+        cell.run()
+    assert sizes == [2, 3, 3, 2, 0], "the last batch is no step of it"
