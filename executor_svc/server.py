@@ -22,6 +22,7 @@ from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.native.build import KernelBuildError
 from executor_svc.kernels.profiled import OpTimes, profiled
 from executor_svc.kv_cache import KVCache, block_bytes
+from executor_svc.kv_pages import KvPages
 from executor_svc.memory import available_memory, default_kv_memory
 from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState, OpSeconds
 from executor_svc.model_runner import ModelRunner
@@ -77,6 +78,7 @@ class ExecutorServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._rpc = RpcServer(settings.bind, settings.port)
         self._servicer: ExecutorService | None = None
+        self._load: Load
         self._watch: asyncio.Task[int]
 
     @property
@@ -102,6 +104,8 @@ class ExecutorServer:
             undo.push_async_callback(self._metrics_server.stop)
             runner = await self._worker.start(load)
             undo.push_async_callback(self._worker.stop)
+            self._load = load
+            undo.callback(load.stop)
             self._live_state.holdings = load.holdings
             if self._op_times is not None:
                 self._op_times.clear()
@@ -144,6 +148,7 @@ class ExecutorServer:
         self._servicer.end_streams(_unavailable("STOPPING", "the executor is stopping"))
         await self._rpc.stop(STOP_GRACE)
         await self._worker.stop()
+        self._load.stop()
         await self._watch
         await self._metrics_server.stop()
 
@@ -252,6 +257,12 @@ class Load:
         """What is loaded, and whose code runs it; empty before that."""
         self.holdings: Holdings | None = None
         """What has been loaded; None before that."""
+        self._pages: KvPages | None = None
+
+    def stop(self) -> None:
+        """End what goes on beside the device thread. Idempotent."""
+        if self._pages is not None:
+            self._pages.stop()
 
     def __call__(self) -> ModelRunner:
         """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
@@ -277,8 +288,12 @@ class Load:
         kv_bytes = limits.num_blocks * block_bytes(model.config, settings.block_size, dtype)
         _warn_of_memory(kv_bytes)
         kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)
-        runner = ModelRunner(model, kv_cache, Sampler(self.kernels), limits)
+        if device.type == "cpu":
+            self._pages = KvPages(kv_cache)
+        runner = ModelRunner(model, kv_cache, Sampler(self.kernels), limits, self._pages)
         runner.warm_up()
+        if self._pages is not None:
+            self._pages.start()
         self._stages.done("warm-up")
         # The null block is nobody's.
         load_seconds = time.monotonic() - started
