@@ -8,7 +8,7 @@ from ctypes import addressof
 import torch
 from torch import Tensor
 
-from executor_svc.huge_pages import advise_huge_pages
+from executor_svc.huge_pages import HUGE_PAGE_BYTES, advise_huge_pages
 from executor_svc.kernels.linear import Linear, PackLinear
 from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLibrary
 
@@ -29,7 +29,6 @@ class _Weight(ctypes.Structure):
 
 
 _CHUNK_BYTES = 32 << 20
-_HUGE_PAGE_BYTES = 2 << 20
 
 
 class _PanelMemory:
@@ -45,9 +44,9 @@ class _PanelMemory:
         num_bytes = num_elements * dtype.itemsize
         whole = -(-num_bytes // 64) * 64
         if whole > len(self._rest):
-            chunk = torch.empty(max(_CHUNK_BYTES, whole) + _HUGE_PAGE_BYTES, dtype=torch.uint8)
+            chunk = torch.empty(max(_CHUNK_BYTES, whole) + HUGE_PAGE_BYTES, dtype=torch.uint8)
             advise_huge_pages(chunk)
-            self._rest = chunk[-chunk.data_ptr() % _HUGE_PAGE_BYTES :]
+            self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE_BYTES :]
         taken, self._rest = self._rest[:num_bytes], self._rest[whole:]
         return taken.view(dtype)
 
