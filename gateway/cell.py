@@ -10,6 +10,7 @@ import grpc
 
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.full_queue import FullQueue
 
 RETRY_SECONDS = 1.0
 
@@ -29,6 +30,7 @@ class Cell:
 
     def __init__(self) -> None:
         self._pools: Mapping[str, Pool] = {}
+        self._full_queues: Mapping[str, FullQueue] = {}
         self._is_attached = False
         self._is_stalled = False
         self._changed = asyncio.Event()
@@ -44,6 +46,7 @@ class Cell:
         """Note that the scheduler is gone, and what it told with it."""
         self._is_attached = self._is_stalled = False
         self._pools = {}
+        self._full_queues = {}
         self._attached.clear()
         self._changed.set()
 
@@ -57,6 +60,19 @@ class Cell:
         if is_stalled != self._is_stalled:
             self._is_stalled = is_stalled
             self._changed.set()
+
+    def set_full_queues(self, queues: Mapping[str, FullQueue]) -> None:
+        """Replace the queues where whoever comes now has to wait, by model name."""
+        self._full_queues = queues
+
+    def check_room(self, model: str, num_choices: int, num_tokens: int) -> None:
+        """Raise ServiceError (RESOURCE_EXHAUSTED) where the scheduler has said that it would refuse such a request.
+
+        `num_tokens`: of each choice, or the least that it can be. Who gets through may still be refused.
+        """
+        queue = self._full_queues.get(model)
+        if queue is not None and not queue.fits(num_choices, num_tokens):
+            raise queue.refusal(num_choices, num_tokens)
 
     @property
     def is_stalled(self) -> bool:

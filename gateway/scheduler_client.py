@@ -25,6 +25,7 @@ from gateway.scheduler_convert import (
     cancel_from,
     end_from,
     error_from,
+    full_queues_from,
     logprobs_from,
     pools_from,
     prompt_logprobs_from,
@@ -289,6 +290,7 @@ class SchedulerClient:
             case "load_report":
                 outbox.take_report(frame.load_report.num_received_frames)
                 self._cell.set_stalled(frame.load_report.is_stalled)
+                self._cell.set_full_queues(full_queues_from(frame.load_report))
             case "taken_up":
                 on_taken_up = self._taking_up.pop(frame.taken_up.request, None)
                 if on_taken_up is not None:

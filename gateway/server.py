@@ -17,6 +17,7 @@ from gateway.admin_client import AdminClient
 from gateway.admin_servicer import AdminServicer
 from gateway.auth import ApiKeys, ApiKeysError, read_api_keys
 from gateway.cell import Cell
+from gateway.early_refusals import EarlyRefusals
 from gateway.generator import Generator
 from gateway.http.app import make_app
 from gateway.http.generation_api import GenerationApi
@@ -93,8 +94,9 @@ class GatewayServer:
         self._detached = generator.detached
         self._rpc = RpcServer(settings.bind, settings.port)
         tools = TextTools(self._models, self.live, self._cell)
+        early_refusals = EarlyRefusals(self._models, cell, metrics)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(generator, tools, keys, permits, clock), self._rpc.server
+            InferenceServicer(generator, tools, keys, permits, early_refusals, clock), self._rpc.server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(
             ModelServicer(self._models, self._cell, keys), self._rpc.server
@@ -108,10 +110,11 @@ class GatewayServer:
         registry.register(GatewayCollector(metrics, self.live.count_by_model, permits, lambda: cell.is_attached))
         self._metrics = MetricsServer(registry, settings.bind, settings.metrics_port)
         routers = [
-            GenerationApi(generator, self._models, permits, clock).router(),
+            GenerationApi(generator, self._models, permits, early_refusals, clock).router(),
             ServiceApi(self._models, self._cell, tools, registry, self._rpc.health.is_serving).router(),
         ]
-        self._http = HttpServer(make_app(routers, keys, settings.cors_origins or ()), settings.bind, settings.http_port)
+        app = make_app(routers, keys, early_refusals, settings.cors_origins or ())
+        self._http = HttpServer(app, settings.bind, settings.http_port)
         self._health: asyncio.Task[None] | None = None
 
     @property

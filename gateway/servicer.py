@@ -17,6 +17,7 @@ from gateway.convert import (
     scores_to_proto,
     text_or_chat_from,
 )
+from gateway.early_refusals import EarlyRefusals
 from gateway.generation import Generation
 from gateway.generator import Generator
 from gateway.permits import Permits
@@ -35,9 +36,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Generates text, scores it, and converts between text and tokens. Every call needs a key where there are keys."""
 
     def __init__(
-        self, generator: Generator, tools: TextTools, keys: ApiKeys, permits: Permits, clock: Callable[[], float]
+        self,
+        generator: Generator,
+        tools: TextTools,
+        keys: ApiKeys,
+        permits: Permits,
+        early_refusals: EarlyRefusals,
+        clock: Callable[[], float],
     ) -> None:
         """`clock`: seconds, the event loop's."""
+        self._early_refusals = early_refusals
         self._generator = generator
         self._permits = permits
         self._tools = tools
@@ -47,6 +55,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """Stream a request's events."""
         call = self._call_of(request, context)
+        if not request.HasField("resume"):
+            self._refuse_early(request)
         command = command_from(request)
         self._hold_permits(command)
         async with self._generator.generate(command, **call) as generation:
@@ -62,6 +72,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.GenerateOnceResponse:
         """Answer with all of a request's events at once."""
         call = self._call_of(request, context)
+        self._refuse_early(request.request)
         command = command_from(request.request) if request.HasField("request") else GenerateCommand()
         self._hold_permits(command)
         async with self._generator.generate(command, streaming=False, **call) as generation:
@@ -72,6 +83,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Score(self, request: inference_pb2.ScoreRequest, context: _Context) -> inference_pb2.ScoreResponse:  # noqa: N802
         """Answer with how likely continuations are."""
         call = self._call_of(request, context)
+        self._early_refusals.check(request.model, len(request.continuations))
         command = score_command_from(request)
         self._permits.hold_for_call(min(len(command.continuations), MAX_CONTINUATIONS), "continuations")
         return scores_to_proto(await self._generator.score(command, **call))
@@ -109,6 +121,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         check_call(self._keys, request, context)
         tokens, max_model_len = await self._tools.count_tokens(request.model, text_or_chat_from(request))
         return inference_pb2.CountTokensResponse(tokens=tokens, max_model_len=max_model_len)
+
+    def _refuse_early(self, request: inference_pb2.GenerateRequest) -> None:
+        """Refuse for a full queue before the fields of a request are looked at, which may be many."""
+        self._early_refusals.check(request.model, request.best_of or request.n)
 
     def _hold_permits(self, command: GenerateCommand) -> None:
         field = "n" if command.best_of is None else "best_of"

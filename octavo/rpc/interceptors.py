@@ -33,8 +33,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     The cancellation of a call passes through untouched: grpc needs to see it.
     """
 
+    def __init__(self) -> None:
+        # Of methods that exist: a wrapped handler is the same for every call.
+        self._handlers: dict[str, Any] = {}
+
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Wrap the handler of one call."""
+        method = handler_call_details.method
+        known = self._handlers.get(method)
+        if known is not None:
+            return known
         # Handlers are typed Any: grpc declares their attributes on no public type.
         handler = await continuation(handler_call_details)
         if handler is None:  # unknown method: grpc answers UNIMPLEMENTED
@@ -45,13 +53,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         wrap = _wrap_generator if inspect.isasyncgenfunction(behaviour) else _wrap
         prepare = _checked_stream if handler.request_streaming else _checked
         make_handler = getattr(grpc, f"{shape}_rpc_method_handler")
-        is_sealed = shape == "stream_stream" and handler_call_details.method.startswith(SEALED_METHODS)
+        is_sealed = shape == "stream_stream" and method.startswith(SEALED_METHODS)
         parse = handler.request_deserializer
-        return make_handler(
-            wrap(behaviour, handler_call_details.method, prepare),
+        self._handlers[method] = wrapped = make_handler(
+            wrap(behaviour, method, prepare),
             request_deserializer=opened(parse) if is_sealed else _tolerant(parse),
             response_serializer=seal if is_sealed else handler.response_serializer,
         )
+        return wrapped
 
 
 _Prepare = Callable[[Any, _Context], tuple[Any, Any]]
