@@ -8,9 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from gateway_fakes import TIMEOUT, FakeScheduler, Stack, running_stack
+from gateway_fakes import TIMEOUT, FakeScheduler, queue_of, running_stack
 from gateway_page import value_of
-from http_samples import CHAT, client_of
 
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.models.prepared import PreparedModel
@@ -19,20 +18,6 @@ from octavo.rpc.errors import ServiceError, from_rpc_error
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 TEXT = "the cat sat"
-
-
-async def tell(stack: Stack, *queues: scheduler_pb2.FullQueue) -> None:
-    """Have the scheduler report, and return once the gateway has the report: pools are told behind it."""
-    stack.scheduler.send(load_report=scheduler_pb2.LoadReport(full_queues=queues))
-    pools = stack.scheduler.pools
-    for each in ([], pools):
-        stack.scheduler.send_pools(each)
-        await stack.wait_health(bool(each))
-
-
-def queue_of(prepared: PreparedModel, **fields: Any) -> scheduler_pb2.FullQueue:
-    """A queue in which four choices of twelve tokens wait."""
-    return scheduler_pb2.FullQueue(model=prepared.name, num_choices=4, num_tokens=12, **fields)
 
 
 def request_of(**fields: Any) -> inference_pb2.GenerateRequest:
@@ -58,7 +43,7 @@ async def test_a_full_queue_refuses_at_once(prepared: PreparedModel, monkeypatch
     """
     scheduler = FakeScheduler()
     async with running_stack(prepared, scheduler) as stack:
-        await tell(stack, queue_of(prepared, max_choices=4, drained_choices_per_second=2, drained_tokens_per_second=40))
+        await stack.report_queues(queue_of(prepared, max_choices=4, drained_choices_per_second=2, drained_tokens_per_second=40))
 
         async def encode(*_: Any, **__: Any) -> list[int]:
             raise AssertionError("the tokenizer was asked")
@@ -92,7 +77,7 @@ async def test_what_fits_is_let_through(prepared: PreparedModel) -> None:
     scheduler = FakeScheduler()
     async with running_stack(prepared, scheduler) as stack:
         other = scheduler_pb2.FullQueue(model="other", num_choices=9, max_choices=9)
-        await tell(stack, queue_of(prepared, max_choices=5, max_tokens=12 + 5), other)
+        await stack.report_queues(queue_of(prepared, max_choices=5, max_tokens=12 + 5), other)
         assert (await refusal_of(stack.inference.Generate(request_of(n=2)))).reason == "QUEUE_FULL"
         short = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5] * 5))
         assert await stack.generate(short)
@@ -110,10 +95,10 @@ async def test_a_word_holds_until_the_next_and_no_longer_than_the_scheduler(prep
     scheduler = FakeScheduler()
     async with running_stack(prepared, scheduler) as stack:
         for forget in ("report", "stream"):
-            await tell(stack, queue_of(prepared, max_choices=4))
+            await stack.report_queues(queue_of(prepared, max_choices=4))
             assert (await refusal_of(stack.inference.Generate(request_of()))).reason == "QUEUE_FULL"
             if forget == "report":
-                await tell(stack)
+                await stack.report_queues()
             else:
                 num_hellos = len(scheduler.of_kind("hello"))
                 scheduler.end_stream()
@@ -131,7 +116,7 @@ async def test_a_stream_is_taken_up_whatever_the_queue(prepared: PreparedModel) 
         request.resume_grace.seconds = 30
         call = stack.inference.Generate(request, timeout=TIMEOUT)
         started = (await call.read()).started
-        await tell(stack, queue_of(prepared, max_choices=4))
+        await stack.report_queues(queue_of(prepared, max_choices=4))
         again = inference_pb2.GenerateRequest(resume=inference_pb2.ResumeInput(token=started.resume_token))
         async with open_channel(f"127.0.0.1:{stack.gateway.port}") as channel:
             taking_up = inference_pb2_grpc.InferenceServiceStub(channel).Generate(again, timeout=TIMEOUT)
@@ -144,23 +129,3 @@ async def test_a_stream_is_taken_up_whatever_the_queue(prepared: PreparedModel) 
             inference_pb2.CancelGenerateRequest(resume_token=started.resume_token), timeout=TIMEOUT
         )
         await stack.wait_empty()
-
-
-@pytest.mark.asyncio
-async def test_http_refuses_before_it_reads_the_body(prepared: PreparedModel) -> None:
-    """429 with when to come again, also for a body that is no JSON, which nobody has looked at; other paths are open, and
-    once there is room the same connection is served.
-    """
-    async with running_stack(prepared) as stack, client_of(stack) as http:
-        await tell(stack, queue_of(prepared, max_choices=4, drained_choices_per_second=0.25, drained_tokens_per_second=9))
-        for path, body in (("/v1/chat/completions", b"{"), ("/v1/completions", b'{"prompt": "the cat"}')):
-            answer = await http.post(path, content=body, headers={"content-type": "application/json"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
-            assert answer.headers["retry-after"] == "4"
-        assert (await http.get("/health")).status_code == 200
-        assert (await http.get("/v1/models")).status_code == 200
-        await tell(stack, queue_of(prepared, max_choices=5))
-        two = await http.post("/v1/completions", json={"prompt": ["the", "cat"]})
-        assert (two.status_code, two.json()["error"]["code"]) == (429, "queue_full")
-        await tell(stack)
-        assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
