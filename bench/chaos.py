@@ -11,8 +11,8 @@ with every fault and difference to OUT:
     leaked_blocks             KV blocks that are neither free nor cached once all is over
     worst_pause_s             the longest that any stream stood still, its first token included
 
-Who is refused with UNAVAILABLE before anything has begun asks again; what has begun must go on. The model is a tiny
-random one. Exit code 1 unless the first is 1, the second 0, and over many seeds memory stays flat.
+Each request is asked once: what is refused or lost is its client's to ask for again, and what has begun must go on. The
+model is a tiny random one. Exit code 1 unless the first is 1, the second 0, and over many seeds memory stays flat.
 """
 
 from __future__ import annotations

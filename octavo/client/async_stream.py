@@ -86,6 +86,7 @@ class AsyncGenerateStream(StreamResults):
             try:
                 call = await self._start()
                 while (message := await call.read()) is not grpc.aio.EOF:
+                    self._connection.has_answered = True
                     event = self._point.take(event_from(message))
                     if (delta := self._take(event)) is not None:
                         return delta

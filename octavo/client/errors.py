@@ -76,6 +76,7 @@ ERROR_CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
 _DEADLINE = "DEADLINE"
 """The service's reason where it was the call's own deadline that passed."""
 START_HINT = "`octavo up MODEL` starts a cell, `octavo doctor` says what runs"
+_CANNOT_CONNECT = "cannot connect to "
 _CONNECT_FAILED = re.compile(r"failed to connect|DNS resolution failed|connection attempt timed out", re.IGNORECASE)
 _SYSTEM_REASON = re.compile(r"connect: (.+?) \(\d+\)")
 
@@ -101,6 +102,11 @@ def error_from(rpc_error: grpc.RpcError, call: CallInfo) -> ServiceError:
         violations=error.violations,
         retry_delay=error.retry_delay,
     )
+
+
+def could_not_connect(error: ServiceError) -> bool:
+    """Tell whether nobody was reached, from a connection that was lost and from a peer's own refusal."""
+    return error.code is grpc.StatusCode.UNAVAILABLE and error.message.startswith(_CANNOT_CONNECT)
 
 
 def invalid(field: str, description: str) -> InvalidArgumentError:
@@ -148,5 +154,5 @@ def _message(error: ServiceError, call: CallInfo) -> str:
 def _connection_message(details: str, call: CallInfo) -> str:
     if _CONNECT_FAILED.search(details):
         found = _SYSTEM_REASON.search(details)
-        return f"cannot connect to {call.peer}: {found[1].lower() if found else details}; {START_HINT}"
+        return f"{_CANNOT_CONNECT}{call.peer}: {found[1].lower() if found else details}; {START_HINT}"
     return f"the connection to {call.peer} was lost: {details}; ask again, or see `octavo doctor`"

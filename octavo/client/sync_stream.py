@@ -89,7 +89,9 @@ class GenerateStream(StreamResults):
             call = self._start()
             try:
                 while True:
-                    event = self._point.take(event_from(next(call)))
+                    message = next(call)
+                    self._connection.has_answered = True
+                    event = self._point.take(event_from(message))
                     if (delta := self._take(event)) is not None:
                         return delta
             except StopIteration:
