@@ -33,12 +33,16 @@ class Cell:
         self._full_queues: Mapping[str, FullQueue] = {}
         self._is_attached = False
         self._is_stalled = False
+        self._is_stuck = False
+        self.num_signs = 0
+        """How often the scheduler has shown that the cell works: by its welcome, by outputs, or by saying so."""
         self._changed = asyncio.Event()
         self._attached = asyncio.Event()
 
     def attach(self) -> None:
         """Note that the scheduler has welcomed this gateway. Its pools are told next."""
         self._is_attached = True
+        self.num_signs += 1
         self._attached.set()
         self._changed.set()
 
@@ -57,8 +61,15 @@ class Cell:
 
     def set_stalled(self, is_stalled: bool) -> None:
         """Note whether, by word of the scheduler, work waits and nothing commits."""
+        self.num_signs += not is_stalled
         if is_stalled != self._is_stalled:
             self._is_stalled = is_stalled
+            self._changed.set()
+
+    def set_stuck(self, is_stuck: bool) -> None:
+        """Note whether requests of this gateway wait and nothing is heard of a cell that works."""
+        if is_stuck != self._is_stuck:
+            self._is_stuck = is_stuck
             self._changed.set()
 
     def set_full_queues(self, queues: Mapping[str, FullQueue]) -> None:
@@ -77,7 +88,7 @@ class Cell:
     @property
     def is_stalled(self) -> bool:
         """Work waits and nothing commits."""
-        return self._is_stalled
+        return self._is_stalled or self._is_stuck
 
     @property
     def is_attached(self) -> bool:

@@ -264,6 +264,7 @@ class SchedulerClient:
     def _apply(self, frame: scheduler_pb2.AttachResponse, outbox: Outbox) -> None:
         match frame.WhichOneof("frame"):
             case "step_outputs":
+                self._cell.num_signs += 1
                 step = frame.step_outputs
                 outbox.check_next(step.sequence)
                 for output in step.outputs:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +20,7 @@ from gateway.auth import ApiKeys, ApiKeysError, read_api_keys
 from gateway.cell import Cell
 from gateway.early_refusals import EarlyRefusals
 from gateway.generator import Generator
+from gateway.health import ADMIN_SERVICE, INFERENCE_SERVICE, GatewayHealth
 from gateway.http.app import make_app
 from gateway.http.generation_api import GenerationApi
 from gateway.http.server import HttpServer
@@ -36,7 +38,7 @@ from octavo.models.prepared import PreparedModel, open_prepared
 from octavo.rpc.channel import open_channel
 from octavo.rpc.early_gc import resume_gc
 from octavo.rpc.metrics import MetricsServer
-from octavo.rpc.server import HealthBoard, RpcServer, wait_for_signal
+from octavo.rpc.server import RpcServer, wait_for_signal
 from octavo.rpc.settings import SettingsError
 from octavo.rpc.stages import Stages
 from octavo.settings import GatewaySettings
@@ -44,10 +46,10 @@ from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc, model_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-INFERENCE_SERVICE = "octavo.v1.InferenceService"
 MODEL_SERVICE = "octavo.v1.ModelService"
-ADMIN_SERVICE = "octavo.v1.AdminService"
 
+# Seconds. A scheduler reports four times in each.
+_LEAST_SILENCE = 1.0
 # Long texts at work at once. Each takes a core for a while, and there are streams to serve besides.
 _NUM_THREADS = 2
 # Seconds: for streams to tell their clients, for calls that are left to be cut, for the scheduler to hear of it.
@@ -85,7 +87,7 @@ class GatewayServer:
             clock=clock,
             backoff=backoff,
             check_invariants=settings.check_invariants,
-            silence=settings.stall_timeout / 2,
+            silence=max(_LEAST_SILENCE, settings.stall_timeout / 2),
             on_drain=self.drained.set,
         )
         tokens = ResumeTokens(settings.resume_key, settings.cell)
@@ -115,7 +117,17 @@ class GatewayServer:
         ]
         app = make_app(routers, keys, early_refusals, settings.cors_origins or ())
         self._http = HttpServer(app, settings.bind, settings.http_port)
-        self._health: asyncio.Task[None] | None = None
+        self._health = GatewayHealth(
+            self._rpc.health,
+            self._admin.health,
+            self._models,
+            cell,
+            self.live,
+            lambda: len(generator.detached),
+            stall_timeout=settings.stall_timeout,
+            clock=clock,
+        )
+        self._tasks: list[asyncio.Task[NoReturn]] = []
 
     @property
     def port(self) -> int:
@@ -153,8 +165,7 @@ class GatewayServer:
             started.pop_all()
         await self._rpc.health.set(MODEL_SERVICE, True)
         self._scheduler.start()
-        publish = _publish_health(self._rpc.health, self._admin.health, self._models, self._cell)
-        self._health = asyncio.create_task(publish)
+        self._tasks = [asyncio.create_task(self._health.publish()), asyncio.create_task(self._health.watch())]
 
     async def stop(self) -> None:
         """Say NOT_SERVING, refuse new requests, let the old ones end within the grace, end what is left with a status,
@@ -177,9 +188,9 @@ class GatewayServer:
         await self._admin.stop(_CUT)
         # Behind them, so that it hears of the streams that had to be cut.
         await self._scheduler.stop(_SCHEDULER_HEARS)
-        if self._health is not None:
-            self._health.cancel()
-            await asyncio.gather(self._health, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
         # The last page tells how everything ended.
@@ -233,19 +244,3 @@ def _with_template(prepared: PreparedModel, settings: GatewaySettings) -> Prepar
     except UnicodeDecodeError as error:
         raise SettingsError(f"--chat-template: {settings.chat_template} is not UTF-8 text") from error
     return dataclasses.replace(prepared, chat_template=template)
-
-
-async def _publish_health(health: HealthBoard, admin: HealthBoard, models: ServedModels, cell: Cell) -> None:
-    """Keep health true: a model serves while the cell can run it, the service while any model does.
-
-    `admin`, that of the operator's port, serves while there is a scheduler to ask.
-    """
-    while True:
-        ready = {model.name: not cell.is_stalled and cell.pool(model.prepared) is not None for model in models}
-        for name, is_ready in ready.items():
-            await health.set(f"model/{name}", is_ready)
-        for service in ("", INFERENCE_SERVICE):
-            await health.set(service, any(ready.values()))
-        for service in ("", ADMIN_SERVICE):
-            await admin.set(service, cell.is_attached)
-        await cell.wait_changed()

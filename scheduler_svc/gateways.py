@@ -38,8 +38,8 @@ from scheduler_svc.resume_convert import taken_up_frame
 
 logger = logging.getLogger(__name__)
 
-LOAD_INTERVAL = 1.0
-"""Seconds between LoadReports."""
+LOAD_INTERVAL = 0.25
+"""Seconds between LoadReports: they are the scheduler's signs of life, and a gateway waits for no more than a few."""
 
 _MOST_CONTROL_FRAMES = 10_000
 _MOST_NOTED_CANCELS = 1_000

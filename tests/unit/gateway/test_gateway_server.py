@@ -27,7 +27,8 @@ from prepared_samples import MakePrepared
 
 from gateway import server
 from gateway.scheduler_client import Backoff
-from gateway.server import ADMIN_SERVICE, INFERENCE_SERVICE, MODEL_SERVICE, GatewayServer
+from gateway.health import ADMIN_SERVICE, INFERENCE_SERVICE
+from gateway.server import MODEL_SERVICE, GatewayServer
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
