@@ -1,6 +1,6 @@
 """Breaks a cell while it serves, and tells whether anybody noticed more than a pause.
 
-    python bench/chaos.py --json OUT [--seed N] [--requests N] [--seeds N] [--seconds S] [--show]
+    python bench/chaos.py --json OUT [--seed N] [--requests N] [--seeds N] [--seconds S] [--pause S] [--show]
 
 Two gateways, a scheduler and two executors run as processes with a proxy on every hop. The requests of a seed run once
 undisturbed; then the same requests run again while services are killed, stopped, drained and cut off by the schedule of
@@ -76,9 +76,14 @@ def make_model(folder: Path) -> PreparedModel:
 
 
 async def run_seed(
-    cell: ChaosCell, seed: int, num_requests: int, seconds: float, show: Callable[[Faults, list[Wanted]], Any] | None
+    cell: ChaosCell,
+    seed: int,
+    num_requests: int,
+    seconds: float,
+    pause: float,
+    show: Callable[[Faults, list[Wanted]], Any] | None,
 ) -> Result:
-    """Run the requests of a seed undisturbed, then with its faults."""
+    """Run the requests of a seed undisturbed, then with its faults, one in `pause` seconds or so."""
     started = time.monotonic()
     wanted = draw_requests(seed, num_requests, seconds, 276)
     async with octavo.AsyncClient(cell.client_addresses) as client:
@@ -87,7 +92,7 @@ async def run_seed(
     faults = Faults(cell)
     screen = None if show is None else show(faults, wanted)
     async with octavo.AsyncClient(cell.client_addresses) as client:
-        breaking = asyncio.create_task(faults.run(draw_faults(seed, seconds)))
+        breaking = asyncio.create_task(faults.run(draw_faults(seed, seconds, pause=pause)))
         on_token = (lambda _index: None) if screen is None else screen.on_token
         seen = await run_requests(client, wanted, on_token)
         await breaking
@@ -177,7 +182,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             seed = arguments.seed
             while len(results) < arguments.seeds or time.monotonic() < end:
                 show = ChaosShow if arguments.show else None
-                result = await run_seed(cell, seed, arguments.requests, arguments.seconds, show)
+                result = await run_seed(cell, seed, arguments.requests, arguments.seconds, arguments.pause, show)
                 results.append(result)
                 memory.append(memory_of(cell))
                 if not arguments.show:
@@ -213,6 +218,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other; default 1")
     parser.add_argument("--requests", type=int, default=40, help="requests of each seed; default 40")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of each seed's schedule; default 15")
+    parser.add_argument("--pause", type=float, default=2.0, help="mean seconds from fault to fault; default 2")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with further seeds for so long")
     parser.add_argument("--logs", help="folder for the services' logs; default: thrown away")
     parser.add_argument("--show", action="store_true", help="show the streams on the terminal")

@@ -10,6 +10,7 @@ that ten times its capacity is hundreds of requests a second; or that of `--mode
     capacity_per_s            requests that end in a second when just enough are offered
     served_fraction           of that, what ended in a second under the overload
     failed                    accepted requests that did not end well
+    refused_early_fraction    of the refusals, those by the gateway itself, which has not asked the scheduler
     refused_p50_ms, _p99_ms   from asking to the refusal, as the client sees it
     generator_lag_p99_ms      how late requests were asked: the load generator's own share of these times
     cpu_share                 of one core, by process, under the overload
@@ -152,6 +153,9 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "served_fraction": round(served / seconds / per_second, 3),
         "served": len(seen["ended_at"]),
         "refused": len(seen["refused_after"]),
+        "refused_early_fraction": round(
+            _sum_of(page, "octavo_requests_refused_total") / max(1, len(seen["refused_after"])), 3
+        ),
         "failed": len(seen["failures"]),
         "failures": seen["failures"][:5],
         "refused_p50_ms": round(1000 * statistics.median(refused), 1),
