@@ -25,6 +25,7 @@ from gateway.requests import GenerateCommand
 from gateway.rpc_calls import check_call
 from gateway.text_tools import TextTools
 from gateway.validation import MAX_CONTINUATIONS, count_choices
+from octavo.rpc.seal import SealedAnswers
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 REQUEST_ID_KEY = "x-octavo-request-id"
@@ -59,12 +60,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             self._refuse_early(request)
         command = command_from(request)
         self._hold_permits(command)
+        answers = SealedAnswers(request.checksum) if request.HasField("checksum") else None
         async with self._generator.generate(command, **call) as generation:
             events = await generation.next_events()
             await _send_request_id(generation, context)
             while events:
                 for event in events:
-                    await context.write(response_from(event))
+                    response = response_from(event)
+                    await context.write(response if answers is None else answers.seal(response))
                 events = await generation.next_events()
 
     async def GenerateOnce(  # noqa: N802

@@ -16,6 +16,7 @@ from octavo.client.discovery import Api, checked_addresses, find, given_addresse
 from octavo.client.errors import CallInfo, UnavailableError, cancelled, error_from
 from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_channel
+from octavo.rpc.seal import SealedAnswers, sealed_request
 
 SEND_TIMEOUT = 5.0
 CLOSE_PATIENCE = 1.0
@@ -123,12 +124,19 @@ class AsyncConnection:
             call.cancel()
             raise
 
-    async def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
-        """Ask and return grpc's call, to be read. Raises ServiceError where nobody can be found."""
+    async def stream(
+        self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None
+    ) -> tuple[Any, SealedAnswers]:
+        """Ask, sealed; return grpc's call, to be read, and the seals of its answers, of which any may be Damaged.
+
+        Raises ServiceError where nobody can be found.
+        """
         seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
-        method = channel.unary_stream(rpc.path, *_codecs(rpc))
-        return self._keep(method(request, timeout=seconds, metadata=self._metadata))
+        data = sealed_request(request)
+        answers = SealedAnswers.to(data)
+        method = channel.unary_stream(rpc.path, None, answers.opened(rpc.response_type.FromString))
+        return self._keep(method(data, timeout=seconds, metadata=self._metadata)), answers
 
     async def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import grpc
 
 from octavo.client.client_rpcs import grpc_timeout
+from octavo.client.errors import is_of_transport
 from octavo.client.patience import PATIENCE, Patience, growing_pause
 from octavo.client.types import ChoiceFinished, Delta, PromptTokens, Started, Usage
 from octavo.rpc.errors import ServiceError
@@ -165,6 +166,4 @@ class ResumePoint:
 
 def _is_lost(error: ServiceError) -> bool:
     """Tell whether a call ended because nobody was there any more, and not by anybody's decision about the request."""
-    if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN):
-        return True
-    return error.code is grpc.StatusCode.INTERNAL and "RST_STREAM" in error.message
+    return error.code is grpc.StatusCode.UNAVAILABLE or is_of_transport(error)

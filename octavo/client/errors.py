@@ -73,6 +73,7 @@ ERROR_CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
 }
 """The class of each status code. Any other code raises ServiceError itself."""
 
+_OWN_ENDS = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 _DEADLINE = "DEADLINE"
 """The service's reason where it was the call's own deadline that passed."""
 START_HINT = "`octavo up MODEL` starts a cell, `octavo doctor` says what runs"
@@ -104,6 +105,11 @@ def error_from(rpc_error: grpc.RpcError, call: CallInfo) -> ServiceError:
     )
 
 
+def is_of_transport(error: ServiceError) -> bool:
+    """Tell whether no service has said that, since each says why, nor this side: the connection is at fault."""
+    return error.reason == error.code.name and error.code not in _OWN_ENDS
+
+
 def could_not_connect(error: ServiceError) -> bool:
     """Tell whether nobody was reached, from a connection that was lost and from a peer's own refusal."""
     return error.code is grpc.StatusCode.UNAVAILABLE and error.message.startswith(_CANNOT_CONNECT)
@@ -122,6 +128,11 @@ def invalid(field: str, description: str) -> InvalidArgumentError:
 def cancelled(reason: str, message: str) -> RequestCancelledError:
     """Return the error for a call that this process ended."""
     return RequestCancelledError(grpc.StatusCode.CANCELLED, reason, message)
+
+
+def damaged() -> UnavailableError:
+    """Return the error for a stream whose bytes were changed on the way, or that ended before its end."""
+    return unavailable("DAMAGED_STREAM", "the bytes of the stream were changed on the way")
 
 
 def unavailable(reason: str, message: str) -> UnavailableError:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import grpc
 
-from octavo.client.errors import could_not_connect
+from octavo.client.errors import could_not_connect, is_of_transport
 from octavo.rpc.errors import ServiceError
 
 PATIENCE = 30.0
@@ -17,6 +17,9 @@ PATIENCE = 30.0
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 0.5
 """Bounds in seconds of the pause between two tries. It doubles with each; up to half is taken off at random."""
+
+_BROKEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+"""What gRPC calls a connection whose bytes make no sense, where no service has said it."""
 
 Clock = Callable[[], float]
 
@@ -45,7 +48,8 @@ class Patience:
 
     def pause_after(self, error: ServiceError) -> float | None:
         """Return the seconds to wait before another try at the next address; None: it is no use."""
-        if error.code is not grpc.StatusCode.UNAVAILABLE:
+        is_broken = error.code in _BROKEN and is_of_transport(error)
+        if error.code is not grpc.StatusCode.UNAVAILABLE and not is_broken:
             return None
         now = self._clock()
         if not self._num_tries:

@@ -19,6 +19,7 @@ from octavo.client.discovery import Api, checked_addresses, find_blocking, given
 from octavo.client.errors import CallInfo, UnavailableError, cancelled, error_from
 from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_sync_channel
+from octavo.rpc.seal import SealedAnswers, sealed_request
 
 SEND_TIMEOUT = 5.0
 CLOSE_PATIENCE = 1.0
@@ -126,13 +127,19 @@ class SyncConnection:
             call.cancel()
             raise
 
-    def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
-        """Ask and return grpc's call, an iterator of answers. Raises ServiceError where nobody can be found."""
+    def stream(
+        self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None
+    ) -> tuple[Any, SealedAnswers]:
+        """Ask, sealed; return grpc's call, an iterator of answers, and their seals; any answer may be Damaged.
+
+        Raises ServiceError where nobody can be found.
+        """
         seconds = grpc_timeout(timeout)
+        data = sealed_request(request)
+        answers = SealedAnswers.to(data)
         with self._lock:
-            return self._open_channel().unary_stream(rpc.path, *_codecs(rpc))(
-                request, timeout=seconds, metadata=self._metadata
-            )
+            method = self._open_channel().unary_stream(rpc.path, None, answers.opened(rpc.response_type.FromString))
+            return method(data, timeout=seconds, metadata=self._metadata), answers
 
     def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""

@@ -16,6 +16,7 @@ from chaos_cell import EXECUTORS, GATEWAYS, ChaosCell, chaos_cell, leaked_blocks
 from reference import Reference
 from stack import TIMEOUT, wait_serving
 from stack_client import read_stream, request_for
+from tcp_proxy import DOWN
 
 import octavo
 from octavo.models.prepared import PreparedModel
@@ -104,11 +105,13 @@ class Readers:
 @pytest.mark.timeout(300)
 async def test_gateways_die_and_drain(tiny_model: PreparedModel, reference: Reference, tmp_path: Path) -> None:
     """kill -9 on a gateway: octavo's clients take their streams up at the other one, token for token; a plain gRPC
-    stream ends with UNAVAILABLE, one over HTTP with a broken connection. F4, SIGTERM of the other: ten streams end well,
+    stream ends with UNAVAILABLE, one over HTTP with a broken connection. Before that: bytes that are changed on the way to
+    a client of octavo's change nothing for its reader. F4, SIGTERM of the other: ten streams end well,
     new ones are refused, exit code 0.
     """
     flags = {"gateway": {"drain-grace": "60"}}
     async with chaos_cell(tiny_model, tmp_path, flags=flags, num_executors=1) as cell:
+        await _read_through_damage(cell, reference)
         read = await Readers(cell).start()
         cell.signal(GATEWAYS[0], signal.SIGKILL)
         async with asyncio.timeout(TIMEOUT):
@@ -127,6 +130,23 @@ async def test_gateways_die_and_drain(tiny_model: PreparedModel, reference: Refe
         await _drain_under_load(cell, reference)
         load = await cell.wait_idle(TIMEOUT)
         assert (load.num_requests, leaked_blocks(load)) == (0, 0)
+
+
+async def _read_through_damage(cell: ChaosCell, reference: Reference) -> None:
+    """Read a stream some of whose bytes are changed on the way, now and then."""
+    proxies = [cell.proxies[name] for name in GATEWAYS]
+    tokens: list[int] = []
+    async with octavo.AsyncClient(cell.client_addresses) as client, asyncio.timeout(TIMEOUT):
+        async for delta in client.generate(PROMPTS[0], **GENERATION):
+            assert delta.first_token_index == len(tokens)
+            for index in range(len(tokens), len(tokens) + len(delta.token_ids)):
+                if index in (10, 120, 240):
+                    for proxy in proxies:
+                        proxy.corrupt(DOWN, 2)
+            tokens.extend(delta.token_ids)
+    assert sum(proxy.num_corrupted for proxy in proxies) >= 3
+    assert len(tokens) == LENGTH
+    reference.check_greedy(PROMPTS[0], tokens)
 
 
 async def _drain_under_load(cell: ChaosCell, reference: Reference) -> None:
