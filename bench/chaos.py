@@ -25,7 +25,6 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +80,27 @@ async def run_seed(
     num_requests: int,
     seconds: float,
     pause: float,
-    show: Callable[[Faults, list[Wanted]], Any] | None,
+    *,
+    show: bool,
 ) -> Result:
-    """Run the requests of a seed undisturbed, then with its faults, one in `pause` seconds or so."""
+    """Run the requests of a seed undisturbed, then with its faults, one in `pause` seconds or so; `show` them."""
     started = time.monotonic()
     wanted = draw_requests(seed, num_requests, seconds, 276)
     async with octavo.AsyncClient(cell.client_addresses) as client:
         quick = [dataclasses.replace(each, at=each.at / 4) for each in wanted]
         expected = await run_requests(client, quick)
     faults = Faults(cell)
-    screen = None if show is None else show(faults, wanted)
+    screen = ChaosShow(cell, faults.done, wanted) if show else None
+    drawing = None if screen is None else asyncio.create_task(screen.run())
     async with octavo.AsyncClient(cell.client_addresses) as client:
         breaking = asyncio.create_task(faults.run(draw_faults(seed, seconds, pause=pause)))
-        on_token = (lambda _index: None) if screen is None else screen.on_token
-        seen = await run_requests(client, wanted, on_token)
+        seen = await run_requests(client, wanted, screen)
         await breaking
     await cell.wait_whole()
+    if screen is not None and drawing is not None:
+        drawing.cancel()
+        await asyncio.gather(drawing, return_exceptions=True)
+        screen.draw()
     load = await cell.wait_idle(IDLE_SECONDS)
     differences = [
         _difference(index, each, before, now)
@@ -177,16 +181,20 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         model = make_model(Path(scratch) / "chaos-model")
         logs = Path(arguments.logs) if arguments.logs else Path(scratch) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
+        if arguments.show:
+            print("\x1b[2J\x1b[Htwo gateways, a scheduler and two executors start", flush=True)
         async with chaos_cell(model, logs, arguments.seed) as cell:
             end = time.monotonic() + arguments.minutes * 60
             seed = arguments.seed
             while len(results) < arguments.seeds or time.monotonic() < end:
-                show = ChaosShow if arguments.show else None
-                result = await run_seed(cell, seed, arguments.requests, arguments.seconds, arguments.pause, show)
+                if arguments.show:
+                    print(f"seed {seed}: the same requests undisturbed, to compare with", flush=True)
+                result = await run_seed(
+                    cell, seed, arguments.requests, arguments.seconds, arguments.pause, show=arguments.show
+                )
                 results.append(result)
                 memory.append(memory_of(cell))
-                if not arguments.show:
-                    print(_line(result), flush=True)
+                print(_line(result), flush=True)
                 seed += 1
     total = sum(each.requests for each in results)
     return {

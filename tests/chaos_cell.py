@@ -162,6 +162,15 @@ class ChaosCell:
                 return load
             await asyncio.sleep(0.05)
 
+    def states(self) -> dict[str, str]:
+        """Return what each service is now: up, dead or stopped; a scheduler that was replaced is left out."""
+        states = {}
+        for name in (*GATEWAYS, self.scheduler, *self.executors):
+            process = self.processes.get(name)
+            is_dead = process is None or process.poll() is not None
+            states[name] = "dead" if is_dead else "stopped" if name in self.stopped else "up"
+        return states
+
     def log_of(self, name: str) -> str:
         """What a service has logged."""
         file = self._logs / f"{name}.log"

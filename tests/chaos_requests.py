@@ -73,8 +73,18 @@ def draw_requests(seed: int, count: int, seconds: float, vocabulary: int, max_to
     return wanted
 
 
+class Watcher:
+    """Is told what happens to requests, by their index; does nothing."""
+
+    def got(self, index: int) -> None:
+        """A request has got something."""
+
+    def ended(self, index: int, error: str) -> None:
+        """A request has ended; `error` is empty where it has ended well."""
+
+
 async def run_request(client: octavo.AsyncClient, wanted: Wanted, on_token: Callable[[], None] = lambda: None) -> Seen:
-    """Run one request to its end, whatever happens on the way. Nothing is asked again here: its client does that, or not."""
+    """Run one request to its end, whatever happens. Nothing is asked again here: its client does that, or not."""
     seen = Seen()
     got = seen.got
     last = time.monotonic()
@@ -98,13 +108,16 @@ async def run_request(client: octavo.AsyncClient, wanted: Wanted, on_token: Call
 
 
 async def run_requests(
-    client: octavo.AsyncClient, requests: list[Wanted], on_token: Callable[[int], None] = lambda index: None
+    client: octavo.AsyncClient, requests: list[Wanted], watcher: Watcher | None = None
 ) -> list[Seen]:
     """Run requests, each at its time, and return what they got, in their order."""
     start = time.monotonic()
+    watcher = watcher or Watcher()
 
     async def run(index: int, wanted: Wanted) -> Seen:
         await asyncio.sleep(max(0.0, start + wanted.at - time.monotonic()))
-        return await run_request(client, wanted, lambda: on_token(index))
+        seen = await run_request(client, wanted, lambda: watcher.got(index))
+        watcher.ended(index, seen.got.error)
+        return seen
 
     return list(await asyncio.gather(*(run(index, wanted) for index, wanted in enumerate(requests))))

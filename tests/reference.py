@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
-
 _TIE = 1e-4
-"""Logits no further apart than this are equal: the order of additions differs between a prompt and its tokens one by one."""
+"""Logits no further apart than this are equal: a prompt and its tokens one by one are not added up in one order."""
 
 
 class Reference:

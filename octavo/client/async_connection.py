@@ -135,7 +135,7 @@ class AsyncConnection:
         channel = await self._open_channel()
         data = sealed_request(request)
         answers = SealedAnswers.to(data)
-        method = channel.unary_stream(rpc.path, None, answers.opened(rpc.response_type.FromString))
+        method: Any = channel.unary_stream(rpc.path, None, answers.opened(rpc.response_type.FromString))
         return self._keep(method(data, timeout=seconds, metadata=self._metadata)), answers
 
     async def close(self) -> None:

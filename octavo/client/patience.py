@@ -12,7 +12,7 @@ from octavo.client.errors import could_not_connect, is_of_transport
 from octavo.rpc.errors import ServiceError
 
 PATIENCE = 30.0
-"""Seconds: as long as a request that has begun is taken up again. The kill of a service is a pause, at the start too."""
+"""Seconds: as long as a request that has begun is taken up again. A service's kill is a pause at the start, too."""
 
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 0.5
@@ -36,7 +36,11 @@ class Patience:
     """
 
     def __init__(
-        self, seconds: float, num_addresses: Callable[[], int], is_known: Callable[[], bool], clock: Clock = time.monotonic
+        self,
+        seconds: float,
+        num_addresses: Callable[[], int],
+        is_known: Callable[[], bool],
+        clock: Clock = time.monotonic,
     ) -> None:
         self._seconds = seconds
         self._num_addresses = num_addresses

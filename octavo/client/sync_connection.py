@@ -138,7 +138,8 @@ class SyncConnection:
         data = sealed_request(request)
         answers = SealedAnswers.to(data)
         with self._lock:
-            method = self._open_channel().unary_stream(rpc.path, None, answers.opened(rpc.response_type.FromString))
+            open_answer = answers.opened(rpc.response_type.FromString)
+            method: Any = self._open_channel().unary_stream(rpc.path, None, open_answer)
             return method(data, timeout=seconds, metadata=self._metadata), answers
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """Checksums of what is sent, which HTTP/2 without TLS does not have.
 
 A frame between services whose message has an optional fixed32 field `checksum`, number 15, is sealed: the CRC-32 of its
-bytes is put behind them as that field. Without it a byte that changes on the way is another token, and nobody would know.
+bytes is put behind them as that field. Without it a byte that changes on the way is another token, and nobody would
+know.
 
 A client may seal its request, in a field of number 17; then each answer is sealed by a CRC-32 that goes on from the one
 before, of the first from the request's. So an answer that is missing, or another stream's, is found too.

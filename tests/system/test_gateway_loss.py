@@ -104,10 +104,10 @@ class Readers:
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
 async def test_gateways_die_and_drain(tiny_model: PreparedModel, reference: Reference, tmp_path: Path) -> None:
-    """kill -9 on a gateway: octavo's clients take their streams up at the other one, token for token; a plain gRPC
-    stream ends with UNAVAILABLE, one over HTTP with a broken connection. Before that: bytes that are changed on the way to
-    a client of octavo's change nothing for its reader. F4, SIGTERM of the other: ten streams end well,
-    new ones are refused, exit code 0.
+    """Bytes that are changed on the way to a client of octavo's change nothing for its reader. kill -9 on a gateway:
+    these clients take their streams up at the other one, token for token; a plain gRPC stream ends with UNAVAILABLE,
+    one over HTTP with a broken connection. F4, SIGTERM of the other: ten streams end well, new ones are refused, exit
+    code 0.
     """
     flags = {"gateway": {"drain-grace": "60"}}
     async with chaos_cell(tiny_model, tmp_path, flags=flags, num_executors=1) as cell:

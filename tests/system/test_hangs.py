@@ -31,8 +31,8 @@ async def test_a_stopped_executor_and_an_older_scheduler_are_fenced(
     tiny_model: PreparedModel, reference: Reference, tmp_path: Path
 ) -> None:
     """F1: SIGSTOP with running requests turns gateway and scheduler NOT_SERVING, SIGCONT turns them back; idle is
-    healthy. What the waking one had been told before changes nothing: streams go on from the record, token for token. Of
-    two schedulers of the cell the older then ends, with a code of its own.
+    healthy. What the waking one had been told before changes nothing: streams go on from the record, token for token.
+    Of two schedulers of the cell the older then ends, with a code of its own.
     """
     flags = {"hang_timeout": "1", "stall_timeout": "1", "log_level": "info"}
     async with processes(tiny_model, tmp_path, flags=flags) as stack:

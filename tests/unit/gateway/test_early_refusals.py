@@ -27,23 +27,22 @@ def request_of(**fields: Any) -> inference_pb2.GenerateRequest:
 
 async def refusal_of(call: Any) -> ServiceError:
     """Return the error of a call of either shape."""
+    reading = call.read() if isinstance(call, grpc.aio.UnaryStreamCall) else call
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        if isinstance(call, grpc.aio.UnaryStreamCall):
-            async for _ in call:
-                pass
-        else:
-            await call
+        await reading
     return from_rpc_error(raised.value)
 
 
 @pytest.mark.asyncio
 async def test_a_full_queue_refuses_at_once(prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way in: the numbers, a delay by the rate that was told, counted as refused; no tokenizer is asked, nothing is
-    submitted, and fields are not looked at.
+    """Every way in: the numbers, a delay by the rate that was told, counted as refused; no tokenizer is asked, nothing
+    is submitted, and fields are not looked at.
     """
     scheduler = FakeScheduler()
     async with running_stack(prepared, scheduler) as stack:
-        await stack.report_queues(queue_of(prepared, max_choices=4, drained_choices_per_second=2, drained_tokens_per_second=40))
+        await stack.report_queues(
+            queue_of(prepared, max_choices=4, drained_choices_per_second=2, drained_tokens_per_second=40)
+        )
 
         async def encode(*_: Any, **__: Any) -> list[int]:
             raise AssertionError("the tokenizer was asked")
@@ -55,7 +54,7 @@ async def test_a_full_queue_refuses_at_once(prepared: PreparedModel, monkeypatch
         inference = stack.inference
         for call in (
             inference.Generate(request_of()),
-            inference.Generate(request_of(model=prepared.name, n=1000)),
+            inference.Generate(request_of(model=prepared.name, n=100)),
             inference.GenerateOnce(once),
             inference.Score(inference_pb2.ScoreRequest(text="a", continuations=[part])),
         ):

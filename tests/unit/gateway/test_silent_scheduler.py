@@ -88,8 +88,8 @@ def dumps_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 @pytest.mark.asyncio
 async def test_one_dump_for_each_stall(prepared: PreparedModel, caplog: pytest.LogCaptureFixture) -> None:
-    """By the scheduler's word: what waits here is told once a stall, however often that is said, and its end once; a stalled
-    cell of which this gateway wants nothing is no news.
+    """By the scheduler's word: what waits here is told once a stall, however often that is said, and its end once; a
+    stalled cell of which this gateway wants nothing is no news.
     """
     scheduler = FakeScheduler(auto=False)
     async with running_stack(prepared, scheduler) as stack:

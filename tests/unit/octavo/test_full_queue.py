@@ -22,7 +22,7 @@ from octavo.rpc.full_queue import LONGEST_WAIT, SHORTEST_WAIT, UNKNOWN_WAIT, Ful
 def test_both_bounds_hold(
     max_choices: int | None, max_tokens: int | None, choices: int, tokens: int, fits: bool
 ) -> None:
-    """Seven choices of thirty tokens wait: a request fits that leaves both sums within their bounds, where there are any."""
+    """Seven choices of thirty tokens wait: a request fits that leaves both sums within bounds, if there are any."""
     assert FullQueue(7, 30, max_choices, max_tokens).fits(choices, tokens) is fits
 
 

@@ -21,8 +21,8 @@ from scheduler_svc.request_record import ChoiceRecord
 
 @pytest.mark.parametrize("bound", [QueueBound(5), QueueBound(None, 40), QueueBound(4, 30)], ids=str)
 def test_a_gateway_that_was_told_refuses_what_the_engine_would(bound: QueueBound) -> None:
-    """At any moment of a random load over two executors: where a queue is told, it fits exactly what gets in, and the error
-    is the engine's own, numbers and delay included.
+    """At any moment of a random load over two executors: where a queue is told, it fits exactly what gets in, and the
+    error is the engine's own, numbers and delay included.
     """
     chance = random.Random(7)
     cell = make_cell(make_spec(max_num_seqs=2, num_blocks=16), make_spec(max_num_seqs=3), queue_bound=bound)
@@ -103,8 +103,8 @@ def full_queues(gateway: FakeGateway) -> list[list[scheduler_pb2.FullQueue]]:
 
 @pytest.mark.asyncio
 async def test_every_gateway_is_told_at_once() -> None:
-    """One row, one place: the third request is refused, and both gateways hear of the queue, and hear again when its place
-    is free.
+    """One row, one place: the third request is refused, and both gateways hear of the queue, and hear again when its
+    place is free.
     """
     executor = FakeExecutor(max_num_seqs=1)
     async with running_scheduler(executor, max_waiting=1) as scheduler:

@@ -11,11 +11,13 @@ from octavo.models.prepared import PreparedModel
 
 @pytest.mark.asyncio
 async def test_http_refuses_before_it_reads_the_body(prepared: PreparedModel) -> None:
-    """429 with when to come again, also for a body that is no JSON, which nobody has looked at; other paths are open, and
-    once there is room the same connection is served.
+    """429 with when to come again, also for a body that is no JSON, which nobody has looked at; other paths are open,
+    and once there is room requests are served.
     """
     async with served(prepared) as (stack, http):
-        await stack.report_queues(queue_of(prepared, max_choices=4, drained_choices_per_second=0.25, drained_tokens_per_second=9))
+        await stack.report_queues(
+            queue_of(prepared, max_choices=4, drained_choices_per_second=0.25, drained_tokens_per_second=9)
+        )
         for path, body in (("/v1/chat/completions", b"{"), ("/v1/completions", b'{"prompt": "the cat"}')):
             answer = await http.post(path, content=body, headers={"content-type": "application/json"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")

@@ -127,8 +127,8 @@ def test_a_second_run_that_writes_something_else_is_an_error() -> None:
 
 
 def test_without_a_token_each_address_is_asked_once() -> None:
-    """Nothing has begun that could be found again: the request itself is sent to the next. For longer than that only a cell
-    is asked that was there; and once anything was told, nobody.
+    """Nothing has begun that could be found again: the request itself is sent to the next. For longer than that only a
+    cell is asked that was there; and once anything was told, nobody.
     """
     away = ServiceError(grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE", "cannot connect to the gateway at h:1: refused")
     resumed = point(Clock(), num_addresses=3)
