@@ -57,16 +57,16 @@ class Offers:
         asked_at = time.monotonic()
         call = self._generate(request.SerializeToString())
         has_begun = False
-        while await call.read() is not grpc.aio.EOF:
-            has_begun = True
-        now = time.monotonic()
-        code = await call.code()
-        if code is grpc.StatusCode.OK:
-            self.ended_at.append(now - self.begun_at)
-        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and not has_begun:
-            self.refused_after.append(now - asked_at)
+        try:
+            while await call.read() is not grpc.aio.EOF:
+                has_begun = True
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not has_begun:
+                self.refused_after.append(time.monotonic() - asked_at)
+            else:
+                self.failures.append(f"{error.code().name}: {error.details()}")
         else:
-            self.failures.append(f"{code.name}: {await call.details()}")
+            self.ended_at.append(time.monotonic() - self.begun_at)
 
     async def by_clients(self, num_clients: int, seconds: float) -> None:
         """Have so many clients ask for so long."""
