@@ -77,23 +77,20 @@ def make_model(folder: Path) -> PreparedModel:
 async def run_seed(
     cell: ChaosCell,
     seed: int,
-    num_requests: int,
-    seconds: float,
-    pause: float,
-    *,
-    show: bool,
+    arguments: argparse.Namespace,
 ) -> Result:
-    """Run the requests of a seed undisturbed, then with its faults, one in `pause` seconds or so; `show` them."""
+    """Run the requests of a seed undisturbed, then with its faults."""
     started = time.monotonic()
-    wanted = draw_requests(seed, num_requests, seconds, 276)
+    num_requests, seconds = arguments.requests, arguments.seconds
+    wanted = draw_requests(seed, num_requests, seconds, 276, arguments.max_tokens)
     async with octavo.AsyncClient(cell.client_addresses) as client:
         quick = [dataclasses.replace(each, at=each.at / 4) for each in wanted]
         expected = await run_requests(client, quick)
     faults = Faults(cell)
-    screen = ChaosShow(cell, faults.done, wanted) if show else None
+    screen = ChaosShow(cell, faults.done, wanted) if arguments.show else None
     drawing = None if screen is None else asyncio.create_task(screen.run())
     async with octavo.AsyncClient(cell.client_addresses) as client:
-        breaking = asyncio.create_task(faults.run(draw_faults(seed, seconds, pause=pause)))
+        breaking = asyncio.create_task(faults.run(draw_faults(seed, seconds, pause=arguments.pause)))
         seen = await run_requests(client, wanted, screen)
         await breaking
     await cell.wait_whole()
@@ -189,9 +186,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             while len(results) < arguments.seeds or time.monotonic() < end:
                 if arguments.show:
                     print(f"seed {seed}: the same requests undisturbed, to compare with", flush=True)
-                result = await run_seed(
-                    cell, seed, arguments.requests, arguments.seconds, arguments.pause, show=arguments.show
-                )
+                result = await run_seed(cell, seed, arguments)
                 results.append(result)
                 memory.append(memory_of(cell))
                 print(_line(result), flush=True)
@@ -227,6 +222,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=40, help="requests of each seed; default 40")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of each seed's schedule; default 15")
     parser.add_argument("--pause", type=float, default=2.0, help="mean seconds from fault to fault; default 2")
+    parser.add_argument("--max-tokens", type=int, default=320, help="longest answer of a request; default 320")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with further seeds for so long")
     parser.add_argument("--logs", help="folder for the services' logs; default: thrown away")
     parser.add_argument("--show", action="store_true", help="show the streams on the terminal")

@@ -55,7 +55,7 @@ class Backoff:
     """Seconds between attempts: doubled from `initial` up to `maximum`, then spread over [half, whole] by chance."""
 
     initial: float = 0.1
-    maximum: float = 2.0
+    maximum: float = 0.5
 
     def delay(self, num_failures: int) -> float:
         """Return the pause after this many failures in a row, at least 1."""
