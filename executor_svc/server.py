@@ -35,7 +35,7 @@ from octavo.internal.executor.v1.executor_pb2_grpc import add_ExecutorServiceSer
 from octavo.models import PreparedModel, open_prepared
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.metrics import MetricsServer
-from octavo.rpc.progress import StallWatch
+from octavo.rpc.progress import StallLog, StallWatch
 from octavo.rpc.server import RpcServer, wait_for_signal
 from octavo.rpc.settings import SettingsError
 from octavo.rpc.stages import Stages
@@ -75,6 +75,9 @@ class ExecutorServer:
             on_answer=metrics.step_answered, check_invariants=settings.check_invariants, ticks=self._ticks
         )
         self._stall_watch = StallWatch(lambda: self._worker.is_busy, lambda: self._ticks.count, settings.stall_timeout)
+        self._stall_log = StallLog(
+            logger, stalled="the device makes no progress", again="the device goes on", state=self._state
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._rpc = RpcServer(settings.bind, settings.port)
         self._servicer: ExecutorService | None = None
@@ -158,12 +161,12 @@ class ExecutorServer:
 
     def _stall_changed(self, is_stalled: bool) -> None:
         """Say that the device hangs, and where, or that it goes on."""
-        fields = {"ticks": self._ticks.count, "seconds": round(self._stall_watch.stuck_for, 1)}
-        if is_stalled:
-            logger.error("the device makes no progress", extra={"fields": fields | {"stack": self._worker.where()}})
-        else:
-            logger.warning("the device goes on", extra={"fields": fields})
+        self._stall_log.tell(is_stalled, self._stall_watch.stuck_for)
         self._tasks.append(asyncio.ensure_future(self._set_health(not is_stalled)))
+
+    def _state(self) -> dict[str, object]:
+        """Return what tells where the device hangs."""
+        return {"ticks": self._ticks.count, "stack": self._worker.where()}
 
     def _has_session(self) -> bool:
         return self._servicer is not None and self._servicer.has_session
