@@ -367,6 +367,7 @@ def _figures(settings: ExecutorSettings, info: ExecutorInfo, load: Load) -> dict
         "dtype": str(load.dtype).removeprefix("torch."),
         "kernels": load.kernels.name,
         "kernels_build": load.kernels.build,
+        "kernels_by_reference": ", ".join(load.kernels.by_reference),
         "threads": _num_threads(settings),
         "block_size": info.limits.block_size,
         "num_blocks": info.limits.num_blocks,

@@ -17,12 +17,18 @@ sys.path.insert(0, str(ROOT / "tests"))
 def table() -> str:
     """Return the lines of the table."""
     from gguf_families import GGUF_FAMILIES
-    from model_variations import FALLBACKS, PROOFS, VARIATIONS
+    from model_variations import FALLBACKS, FIRSTS, PROOFS, VARIATIONS
+    from published_llamas import LLAMAS
+    from published_others import OTHERS
 
     lines = ["| family | variation | format | kernel sets | proven |", "| --- | --- | --- | --- | --- |"]
     for each in VARIATIONS:
         proofs = [proof for proof in PROOFS if each.is_windowed or proof != "past the window"]
-        lines.append(f"| {each.family} | {each.name} | folder | {KERNELS} | {', '.join(proofs)} |")
+        kernels = f"{KERNELS}, triton" if each in FIRSTS else KERNELS
+        lines.append(f"| {each.family} | {each.name} | folder | {kernels} | {', '.join(proofs)} |")
+    for name, published in (LLAMAS | OTHERS).items():
+        kind = published.architecture or "(none named)"
+        lines.append(f"| `{kind}` | {name} as published | folder | cpu | whole, step by step |")
     for name, family in GGUF_FAMILIES.items():
         model, kind = family.model.removesuffix("ForCausalLM").removesuffix("LMHeadModel"), family.architecture
         lines.append(f"| {model} | {name} | GGUF `{kind}` | {KERNELS} | step by step, names, config |")

@@ -70,10 +70,21 @@ class GgufFamily:
         make_tokenizer(folder)
         return folder
 
-    def write(self, folder: Path, path: Path, *, quantization: str = "F32", **metadata: Any) -> Path:
-        """Write the model in `folder` as a GGUF file. `metadata` changes keys (with __ for a dot; None: takes away)."""
+    def write(
+        self,
+        folder: Path,
+        path: Path,
+        *,
+        quantization: str = "F32",
+        split: Mapping[str, Any] | None = None,
+        **metadata: Any,
+    ) -> Path:
+        """Write the model in `folder` as a GGUF file. `metadata` changes keys (with __ for a dot; None: takes away).
+
+        `split`: what GGUFWriter is to cut it into parts by.
+        """
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        writer = gguf.GGUFWriter(path, self.architecture)
+        writer = gguf.GGUFWriter(path, self.architecture, **(split or {}))
         keys = _KEYS.get(self.architecture, _llama_keys)(config)
         for key, value in (keys | {key.replace("__", "."): value for key, value in metadata.items()}).items():
             if value is not None:

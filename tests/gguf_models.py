@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from factories import CHAT_TEMPLATE, SPECIAL_TOKENS
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -38,14 +38,14 @@ def make_gguf(
     rope_freqs: Tensor | None = None,
     extra: Mapping[str, Tensor] | None = None,
     tokenizer_pre: str = "gpt-2",
-    packed: tuple[Mapping[str, npt.NDArray[np.uint8]], gguf.GGMLQuantizationType] | None = None,
+    packed: Mapping[str, tuple[npt.NDArray[np.uint8], gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
     """Write the model in `folder` (of one safetensors file) as a GGUF file and return its path.
 
     `quantization` is the element type of matrices; vectors stay F32. `metadata` adds keys of numbers or strings,
     without the architecture's prefix, or takes them away (None); `extra` adds tensors. Rotary scalings of config.json
     are not written: they are for `metadata` and `rope_freqs` to say. `packed` has matrices by the checkpoint's names
-    that are written as they are, with their element type.
+    that are written as they are, each with its element type.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = "qwen2" if config["model_type"] == "qwen2" else "llama"
@@ -67,10 +67,10 @@ def make_gguf(
         if value is not None:
             add(writer, f"{architecture}.{key}", value)
     add_tokenizer(writer, folder, config, tokenizer_pre)
-    ready, kind = packed or ({}, gguf.GGMLQuantizationType.F32)
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if name in ready:
-            writer.add_tensor(_gguf_name(name), ready[name], raw_dtype=kind)
+        if name in (packed or {}):
+            rows, kind = packed[name]  # type: ignore[index]
+            writer.add_tensor(_gguf_name(name), rows, raw_dtype=kind)
             continue
         values = tensor.float()
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
@@ -87,13 +87,26 @@ def make_gguf(
     return path
 
 
-def random_superblocks(kind: gguf.GGMLQuantizationType, shape: Sequence[int], seed: int) -> npt.NDArray[np.uint8]:
-    """Return random packed rows of a matrix of `shape`, of a type whose blocks have finite scales in float16."""
+def superblocks_of_spread(
+    kind: gguf.GGMLQuantizationType, shape: Sequence[int], seed: int, spread: float
+) -> npt.NDArray[np.uint8]:
+    """Return random packed rows of a matrix of `shape` whose numbers stray from 0 by about `spread`."""
+    once = dequantize(random_superblocks(kind, shape, seed), kind)
+    return random_superblocks(kind, shape, seed, scale=spread / float(np.sqrt((once**2).mean())))
+
+
+def random_superblocks(
+    kind: gguf.GGMLQuantizationType, shape: Sequence[int], seed: int, *, scale: float = 1.0
+) -> npt.NDArray[np.uint8]:
+    """Return random packed rows of a matrix of `shape`, of a type whose blocks have finite scales in float16.
+
+    `scale` multiplies these.
+    """
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
     for at in _SCALES[kind.name]:
-        scales = random.uniform(0.001, 0.01, blocks.shape[:2]).astype(np.float16)
+        scales = (scale * random.uniform(0.001, 0.01, blocks.shape[:2])).astype(np.float16)
         blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
     return blocks.reshape(shape[0], -1)
 

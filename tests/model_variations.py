@@ -244,6 +244,10 @@ VARIATIONS = (
 )
 
 
+FIRSTS = tuple({variation.family: variation for variation in reversed(VARIATIONS)}.values())[::-1]
+"""The first variation of each family."""
+
+
 def save_variation(folder: Path, variation: Variation, *, seed: int = 0) -> Any:
     """Write a model with random weights into `folder`, as transformers saves it, and return it in float32."""
     config_class = getattr(transformers, variation.config)

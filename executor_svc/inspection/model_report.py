@@ -18,6 +18,8 @@ from executor_svc.models.loader import read_served_config
 from executor_svc.models.spec import DecoderSpec
 from executor_svc.weights import Checkpoint, ModelLoadError, check_tensors, open_checkpoint
 from octavo.models.errors import ModelError
+from octavo.models.gguf_file import read_header
+from octavo.models.gguf_parts import find_parts
 from octavo.models.location import MANIFEST_NAME, ModelKind, ModelLocation, locate
 from octavo.models.prepare import read_source
 from octavo.models.prepared import open_prepared
@@ -128,7 +130,7 @@ def _find(question: Question) -> tuple[ModelLocation, Path, bool]:
 
 def _files(weights: Path) -> list[Path]:
     if weights.is_file():
-        return [weights]
+        return [*find_parts(weights, read_header(weights)[0])]
     return [path for path in weights.iterdir() if path.suffix in (".safetensors", ".bin")]
 
 
@@ -170,6 +172,7 @@ def _figures(config: ServedConfig, parameters: int, question: Question) -> dict[
         weight_bytes=parameters * dtype.itemsize,
         kv_bytes_per_token=kv_bytes,
         longest=config.max_position_embeddings,
+        window=config.window,
         context=question.context,
         batch=question.batch,
         kv_memory=question.kv_memory,

@@ -7,18 +7,19 @@ that a set lacks is an error when the set is built, never a silent fallback.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from executor_svc.kernels.activation import Gelu, GeluAndMul, Relu, SiluAndMul
+from executor_svc.kernels.elementwise import AddTo, Scale
 from executor_svc.kernels.finite import FiniteRows
 from executor_svc.kernels.forbidden import ForbidTokens
 from executor_svc.kernels.linear import PackLinear
 from executor_svc.kernels.logit_bias import AddLogitBias
 from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.kernels.noise import Uniform
-from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
+from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, NormQueryKey, RmsNorm
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.penalties import ApplyPenalties
 from executor_svc.kernels.record import Record
@@ -41,12 +42,15 @@ class KernelSet:
     pack_linear: PackLinear
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
+    norm_query_key: NormQueryKey
     layer_norm: LayerNorm
     add_layer_norm: AddLayerNorm
     silu_and_mul: SiluAndMul
     gelu_and_mul: GeluAndMul
     gelu: Gelu
     relu: Relu
+    add_to: AddTo
+    scale: Scale
     rotary_write_kv: RotaryWriteKv
     plan_attention: PlanAttention
     record: Record
@@ -57,6 +61,12 @@ class KernelSet:
     uniform: Uniform
     sample_tokens: SampleTokens
     gather_logprobs: GatherLogprobs
+
+    @property
+    def by_reference(self) -> tuple[str, ...]:
+        """The ops for which the set names the reference's implementation, or one made of it. They run by torch."""
+        ops = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return tuple(name for name, op in ops if getattr(op, "__module__", "").endswith(".reference"))
 
 
 def build_kernels(name: str, num_threads: int | None = None, device: torch.device | None = None) -> KernelSet:

@@ -73,17 +73,9 @@ class NormedQkv:
         once.
         """
         self._qkv = qkv
-        self._parts = [
-            (slice(start, start + size), (size // len(weight), len(weight)), weight)
-            for start, size, weight in ((0, sizes[0], query_weight), (sizes[0], sizes[1], key_weight))
-        ]
-        self._eps = eps
-        self._rms_norm = kernels.rms_norm
+        self._arguments = sizes, query_weight, key_weight, eps
+        self._norm = kernels.norm_query_key
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [T, hidden] to a new [T, (num_heads + 2 * num_kv_heads) * head_dim]."""
-        qkv = self._qkv(x)
-        for columns, shape, weight in self._parts:
-            part = qkv[:, columns].view(-1, *shape)
-            part.copy_(self._rms_norm(part, weight, self._eps))
-        return qkv
+        return self._norm(self._qkv(x), *self._arguments)

@@ -25,12 +25,9 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-def _add(x: Tensor, residual: Tensor) -> Tensor:
-    return residual.add_(x)
-
-
-NO_NORM = Norm(_same, _add)
-"""Stands where a layer has none: it gives x itself, and the residual itself."""
+def no_norm(kernels: KernelSet) -> Norm:
+    """Bind what stands where a layer has none: it gives x itself, and the residual itself."""
+    return Norm(_same, kernels.add_to)
 
 
 def rms_norm(kernels: KernelSet, weight: Tensor, eps: float) -> Norm:

@@ -13,7 +13,7 @@ from executor_svc.layers import norm as norms
 from executor_svc.layers.attention import NormedQkv, SelfAttention
 from executor_svc.layers.experts import RoutedExperts
 from executor_svc.layers.mlp import Mlp
-from executor_svc.layers.norm import NO_NORM, Norm
+from executor_svc.layers.norm import Norm
 from executor_svc.models.config import Activation, ModelConfig, NormKind, Placement
 from executor_svc.models.decoder import (
     AfterAddLayer,
@@ -58,7 +58,7 @@ class DecoderBuilder:
     def norm(self, spec: NormSpec | None) -> Norm:
         """Read a norm."""
         if spec is None:
-            return NO_NORM
+            return norms.no_norm(self._kernels)
         kind, eps = self._config.norm, self._config.norm_eps
         weight, bias = self._parameters.norm(spec, add_one=kind is NormKind.RMS_PLUS_ONE)
         if kind in (NormKind.LAYER, NormKind.LAYER_PLAIN):
@@ -72,11 +72,11 @@ class DecoderBuilder:
         attention_norm, mlp_norm = self.norm(spec.attention_norm), self.norm(spec.mlp_norm)
         match placement:
             case Placement.AFTER_ADD:
-                return NO_NORM, lambda _: AfterAddLayer(attention, attention_norm, mlp, mlp_norm)
+                return self.norm(None), lambda _: AfterAddLayer(attention, attention_norm, mlp, mlp_norm)
             case Placement.PARALLEL:
-                return attention_norm, partial(ParallelLayer, attention, mlp_norm, mlp)
+                return attention_norm, partial(ParallelLayer, attention, mlp_norm, mlp, self._kernels.add_to)
             case Placement.PARALLEL_SHARED:
-                return attention_norm, partial(ParallelLayer, attention, None, mlp)
+                return attention_norm, partial(ParallelLayer, attention, None, mlp, self._kernels.add_to)
             case _:
                 return attention_norm, partial(SequentialLayer, attention, mlp_norm, mlp)
 
@@ -129,7 +129,7 @@ class DecoderBuilder:
         if norm is not None:
             sublayer = _joined(sublayer, self.norm(norm).alone)
         if scale != 1.0:
-            sublayer = _joined(sublayer, lambda x: x.mul_(scale))
+            sublayer = _joined(sublayer, lambda x: self._kernels.scale(x, scale))
         return sublayer
 
     def _optional_linear(self, spec: LinearSpec | None) -> Linear | None:

@@ -96,6 +96,10 @@ class LayerConfig:
     """Whether the MLP is one of experts."""
 
 
+MOST_EXPERTS = 1024
+"""Of a layer. No model has as many."""
+
+
 @dataclass(frozen=True)
 class ExpertsConfig:
     """A layer of experts, gated MLPs each: every token goes through the `num_used` that its router scores highest."""
@@ -165,6 +169,10 @@ class ModelConfig:
         for name in sizes:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.norm_eps < 0:
+            raise ValueError(f"the epsilon of the norms is {self.norm_eps}: it must be at least 0")
+        if self.embedding_size is not None and self.embedding_size < 1:
+            raise ValueError(f"the embedding's size is {self.embedding_size}: it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         for rotary in self.rotaries:
@@ -178,8 +186,10 @@ class ModelConfig:
                 raise ValueError(f"sliding_window is {layer.window}: it must be at least 1")
             if layer.routed and self.experts is None:
                 raise ValueError("a layer of experts without experts")
-        if self.experts is not None and not 0 < self.experts.num_used <= self.experts.num_experts:
+        if self.experts is not None and not 0 < self.experts.num_used <= self.experts.num_experts <= MOST_EXPERTS:
             raise ValueError(f"{self.experts.num_used} of {self.experts.num_experts} experts are used by a token")
+        if self.experts is not None and self.experts.intermediate_size < 1:
+            raise ValueError(f"the experts' inner size is {self.experts.intermediate_size}: it must be at least 1")
 
     @property
     def num_layers(self) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from executor_svc.weights import ModelLoadError, UnsupportedModelError
+
+_TOO_LARGE = 1 << 31
+"""No size of a model gets there."""
 
 
 class ConfigFields:
@@ -50,18 +53,36 @@ class ConfigFields:
         return list(self._fields)
 
     def integer(self, name: str, if_null: int | None = None) -> int:
-        """Return a whole number. ModelLoadError where it is none, or null or absent without a default."""
+        """Return a whole number, which may be written 4096.0. ModelLoadError where it is none, or null or absent
+        without a default.
+        """
         value = self.get(name, if_null)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _TOO_LARGE:
             raise self._wrong(name, value, "a whole number")
+        return value
+
+    def count(self, name: str, if_null: int | None = None) -> int:
+        """Return a whole number that is at least 1."""
+        value = self.integer(name, if_null)
+        if value < 1:
+            raise self._wrong(name, value, "at least 1")
         return value
 
     def number(self, name: str, if_null: float | None = None) -> float:
         """Return a finite number."""
         value = self.get(name, if_null)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_number(value):
             raise self._wrong(name, value, "a number")
         return float(value)
+
+    def positive(self, name: str, if_null: float | None = None) -> float:
+        """Return a finite number above 0."""
+        value = self.number(name, if_null)
+        if value <= 0:
+            raise self._wrong(name, value, "above 0")
+        return value
 
     def flag(self, name: str, if_null: bool = False) -> bool:
         """Return a truth value."""
@@ -73,7 +94,7 @@ class ConfigFields:
     def numbers(self, name: str) -> tuple[float, ...]:
         """Return a list of numbers."""
         value = self.get(name)
-        if not isinstance(value, list | tuple) or any(not isinstance(each, int | float) for each in value):
+        if not isinstance(value, list | tuple) or not all(map(_is_number, value)):
             raise self._wrong(name, value, "a list of numbers")
         return tuple(map(float, value))
 
@@ -85,6 +106,13 @@ class ConfigFields:
         if not isinstance(value, list) or len(value) < num_layers:
             raise self._wrong(name, value, f"a list of at least {num_layers} entries, one for each layer")
         return value[:num_layers]
+
+    def indices(self, name: str) -> frozenset[int]:
+        """Return a list of numbers of layers; none where it is null or absent."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or any(type(each) is not int for each in value):
+            raise self._wrong(name, value, "a list of whole numbers")
+        return frozenset(value)
 
     def part(self, name: str) -> ConfigFields:
         """Return the fields of an object; none where it is null or absent."""
@@ -112,3 +140,9 @@ class ConfigFields:
 
     def _key(self, name: str) -> str:
         return name if name in self._fields else self._aliases.get(name, name)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number that fits a float."""
+    # (NaN is not at most anything.)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

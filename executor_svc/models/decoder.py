@@ -17,6 +17,7 @@ from torch import Tensor
 
 from executor_svc.attention import AttentionMetadata
 from executor_svc.kernels import KernelSet
+from executor_svc.kernels.elementwise import AddTo
 from executor_svc.kernels.linear import Linear
 from executor_svc.kernels.paged_attention import PagedAttention
 from executor_svc.kernels.record import StepBody
@@ -80,11 +81,14 @@ class AfterAddLayer:
 class ParallelLayer:
     """Attention and MLP side by side, added to the residual together."""
 
-    def __init__(self, attention: SelfAttention, mlp_norm: Norm | None, mlp: Sublayer, next_norm: Norm) -> None:
+    def __init__(
+        self, attention: SelfAttention, mlp_norm: Norm | None, mlp: Sublayer, add_to: AddTo, next_norm: Norm
+    ) -> None:
         """`mlp_norm`: None where the MLP reads what attention reads."""
         self._attention = attention
         self._mlp_norm = None if mlp_norm is None else mlp_norm.alone
         self._mlp = mlp
+        self._add_to = add_to
         self._next_norm = next_norm.add
 
     def __call__(
@@ -92,8 +96,7 @@ class ParallelLayer:
     ) -> Tensor:
         """See DecoderLayer."""
         mlp = self._mlp(x if self._mlp_norm is None else self._mlp_norm(residual))
-        mlp += self._attention(x, step, key_cache, value_cache)
-        return self._next_norm(mlp, residual)
+        return self._next_norm(self._add_to(self._attention(x, step, key_cache, value_cache), mlp), residual)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.config_fields import ConfigFields
-from executor_svc.models.naming import Names, name_decoder
+from executor_svc.models.naming import Names, as_found, name_decoder
 from executor_svc.models.spec import DecoderSpec
 from executor_svc.weights import ModelLoadError
 
@@ -43,4 +43,5 @@ class Family:
 
     def name_tensors(self, config: ModelConfig, found: Collection[str]) -> DecoderSpec:
         """Name and measure the tensors of a model. `found`: the checkpoint's own names."""
-        return name_decoder(config, found, self.names if isinstance(self.names, Names) else self.names(found))
+        names = self.names if isinstance(self.names, Names) else self.names(found)
+        return name_decoder(config, found, as_found(names, found))

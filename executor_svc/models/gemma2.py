@@ -32,7 +32,7 @@ def read_gemma2(fields: ConfigFields) -> ModelConfig:
         attention_soft_cap=fields.number("attn_logit_softcapping", 0.0),
         logit_soft_cap=fields.number("final_logit_softcapping", 0.0),
     )
-    scale, window = fields.number("query_pre_attn_scalar") ** -0.5, read_window(fields)
+    scale, window = fields.positive("query_pre_attn_scalar") ** -0.5, read_window(fields)
     config = replace(config, layers=tuple(replace(layer, attention_scale=scale) for layer in config.layers))
     otherwise = [FULL if index % 2 else SLIDING for index in range(config.num_layers)]
     types = read_layer_types(fields, config.num_layers, otherwise)

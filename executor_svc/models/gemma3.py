@@ -56,10 +56,10 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         logit_soft_cap=fields.number("final_logit_softcapping", 0.0),
     )
-    pattern = fields.integer("sliding_window_pattern", 6)
+    pattern = fields.count("sliding_window_pattern", 6)
     otherwise = [SLIDING if (index + 1) % pattern else FULL for index in range(config.num_layers)]
     types = read_layer_types(fields, config.num_layers, otherwise)
-    scale, window = fields.number("query_pre_attn_scalar") ** -0.5, read_window(fields)
+    scale, window = fields.positive("query_pre_attn_scalar") ** -0.5, read_window(fields)
     rotaries = {each: _read_rotary(fields, each) for each in (FULL, SLIDING)}
     layers = [
         replace(layer, attention_scale=scale, rotary=rotaries[each])
@@ -72,7 +72,9 @@ def _read_rotary(fields: ConfigFields, layer_type: str) -> RotaryConfig:
     """Read an object for each type of layer, or the older two bases and a scaling of the layers without a window."""
     head_dim, is_full = fields.integer("head_dim"), layer_type == FULL
     theta = (
-        fields.number("rope_theta", _GLOBAL_THETA) if is_full else fields.number("rope_local_base_freq", _LOCAL_THETA)
+        fields.positive("rope_theta", _GLOBAL_THETA)
+        if is_full
+        else fields.positive("rope_local_base_freq", _LOCAL_THETA)
     )
     parameters = fields.get("rope_parameters", {})
     if isinstance(parameters, Mapping) and {FULL, SLIDING} & parameters.keys():

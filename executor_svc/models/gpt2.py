@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from executor_svc.models.config import ModelConfig, NormKind
 from executor_svc.models.config_fields import ConfigFields
 from executor_svc.models.family import Family
-from executor_svc.models.naming import Names, find_prefix
+from executor_svc.models.naming import Names
 from executor_svc.models.reading import read_llama_like
 
 _BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
@@ -27,27 +26,23 @@ def read_gpt2(fields: ConfigFields) -> ModelConfig:
     return replace(config, layers=tuple(replace(config.layers[0], attention_scale=scale / each) for each in divisors))
 
 
-def _names(found: Collection[str]) -> Names:
-    """The first files have no prefix, later ones have one; masks that lie among the weights are ignored."""
-    base = find_prefix(found, ("transformer.", ""), "wte.weight")
-    return Names(
-        embedding=f"{base}wte",
-        positions=f"{base}wpe",
-        layers=f"{base}h",
-        final_norm=f"{base}ln_f",
-        norms={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
-        qkv=("attn.c_attn",),
-        attention_output="attn.c_proj",
-        up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        transposed=True,
-        ignored=(".attn.bias", ".attn.masked_bias"),
-    )
-
-
+_NAMES = Names(
+    embedding="transformer.wte",
+    positions="transformer.wpe",
+    layers="transformer.h",
+    final_norm="transformer.ln_f",
+    norms={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
+    qkv=("attn.c_attn",),
+    attention_output="attn.c_proj",
+    up=("mlp.c_fc",),
+    down="mlp.c_proj",
+    transposed=True,
+    # Masks that lie among the weights.
+    ignored=(".attn.bias", ".attn.masked_bias"),
+)
 _DEFAULTS = {"n_positions": 1024, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
 _FLAGS = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True}
 _SIZES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 _OTHERS = {"max_position_embeddings": "n_positions", "hidden_act": "activation_function"}
 _ALIASES = _SIZES | _OTHERS | {"rms_norm_eps": "layer_norm_epsilon"}
-GPT2 = Family("GPT2LMHeadModel", read_gpt2, _DEFAULTS | _FLAGS, _ALIASES, _names)
+GPT2 = Family("GPT2LMHeadModel", read_gpt2, _DEFAULTS | _FLAGS, _ALIASES, _NAMES)

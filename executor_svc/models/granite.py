@@ -17,7 +17,7 @@ def read_granite(fields: ConfigFields) -> ModelConfig:
         "GraniteForCausalLM",
         embedding_scale=fields.number("embedding_multiplier"),
         residual_scale=fields.number("residual_multiplier"),
-        logit_scale=1.0 / fields.number("logits_scaling"),
+        logit_scale=1.0 / fields.positive("logits_scaling"),
     )
     scale = fields.number("attention_multiplier")
     return replace(config, layers=tuple(replace(layer, attention_scale=scale) for layer in config.layers))

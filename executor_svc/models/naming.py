@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from executor_svc.models.config import ModelConfig, NormKind, Placement, QkNorm
 from executor_svc.models.spec import (
@@ -72,6 +72,18 @@ class Names:
     """Ends of names of tensors that are not needed."""
     ignored_parts: tuple[str, ...] = ()
     """Beginnings of such names."""
+
+
+def as_found(names: Names, found: Collection[str]) -> Names:
+    """Return the names that a checkpoint has them under: those of a model that was saved without its head lack the
+    first part, `model.` for most.
+    """
+    base = names.embedding.partition(".")[0] + "."
+    embedding = f"{names.embedding}.weight"
+    if embedding in found or embedding.removeprefix(base) not in found:
+        return names
+    parts = ("embedding", "positions", "layers", "final_norm", "project_in", "project_out")
+    return replace(names, **{part: getattr(names, part).removeprefix(base) for part in parts})
 
 
 def find_prefix(found: Collection[str], prefixes: tuple[str, ...], name: str) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from executor_svc.models.config import ModelConfig, NormKind, Placement
 from executor_svc.models.config_fields import ConfigFields
 from executor_svc.models.family import Family
-from executor_svc.models.naming import Names, find_prefix
+from executor_svc.models.naming import Names
 from executor_svc.models.reading import read_llama_like
 
 
@@ -36,25 +34,23 @@ def read_opt(fields: ConfigFields) -> ModelConfig:
     )
 
 
-def _names(found: Collection[str]) -> Names:
-    """Some files have the prefix `model.`, some not. The table of positions begins with two rows of no position."""
-    base = find_prefix(found, ("model.decoder", "decoder"), ".embed_tokens.weight")
-    return Names(
-        embedding=f"{base}.embed_tokens",
-        positions=f"{base}.embed_positions",
-        positions_offset=2,
-        project_in=f"{base}.project_in",
-        project_out=f"{base}.project_out",
-        layers=f"{base}.layers",
-        final_norm=f"{base}.final_layer_norm",
-        norms={"attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"},
-        attention_output="self_attn.out_proj",
-        up=("fc1",),
-        down="fc2",
-    )
-
-
+_NAMES = Names(
+    embedding="model.decoder.embed_tokens",
+    positions="model.decoder.embed_positions",
+    # The table begins with two rows of no position.
+    positions_offset=2,
+    project_in="model.decoder.project_in",
+    project_out="model.decoder.project_out",
+    layers="model.decoder.layers",
+    final_norm="model.decoder.final_layer_norm",
+    norms={"attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"},
+    attention_output="self_attn.out_proj",
+    up=("fc1",),
+    down="fc2",
+    # A mark of the code that the first files were written by.
+    ignored=("decoder.version",),
+)
 _DEFAULTS = {"max_position_embeddings": 2048, "activation_function": "relu", "tie_word_embeddings": True}
 _NORMS = {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
 _ALIASES = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
-OPT = Family("OPTForCausalLM", read_opt, {**_DEFAULTS, **_NORMS, "enable_bias": True}, _ALIASES, _names)
+OPT = Family("OPTForCausalLM", read_opt, {**_DEFAULTS, **_NORMS, "enable_bias": True}, _ALIASES, _NAMES)

@@ -21,7 +21,7 @@ def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
         fields.flag("norm_topk_prob"),
     )
     config = read_llama_like(fields, "Qwen3MoeForCausalLM", qk_norm=QkNorm.HEAD, mlp_bias=False, experts=experts)
-    dense, step = fields.get("mlp_only_layers", []), fields.integer("decoder_sparse_step")
+    dense, step = fields.indices("mlp_only_layers"), fields.count("decoder_sparse_step")
     layers = [
         replace(layer, routed=num_experts > 0 and index not in dense and (index + 1) % step == 0)
         for index, layer in enumerate(config.layers)

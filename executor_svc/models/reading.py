@@ -26,6 +26,8 @@ _ACTIVATIONS = {
 _GATED = (Activation.SILU, Activation.GELU, Activation.GELU_TANH)
 _PLAIN = (Activation.GELU, Activation.GELU_TANH, Activation.RELU)
 
+MOST_LAYERS = 1024
+"""No model has as many. What a config describes is laid out layer by layer before a tensor is looked at."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Words of `layer_types`."""
 
@@ -33,7 +35,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def read_activation(fields: ConfigFields, name: str = "hidden_act", *, gated: bool = True) -> Activation:
     """Read the activation of the MLP, of which the kernel sets have these."""
     supported = _GATED if gated else _PLAIN
-    found = _ACTIVATIONS.get(fields.get(name))
+    word = fields.get(name)
+    found = _ACTIVATIONS.get(word) if isinstance(word, str) else None
     if found not in supported:
         known = [word for word, activation in _ACTIVATIONS.items() if activation in supported]
         raise fields.refuse(name, ", ".join(known))
@@ -68,16 +71,23 @@ def read_llama_like(
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        layers=(layer,) * fields.integer("num_hidden_layers"),
+        layers=(layer,) * _num_layers(fields),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         **(shared | changes),
     )
 
 
+def _num_layers(fields: ConfigFields) -> int:
+    count = fields.integer("num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {count}: more than {MOST_LAYERS} are not supported")
+    return count
+
+
 def read_layer_types(fields: ConfigFields, num_layers: int, otherwise: Sequence[str]) -> list[str]:
     """Read which layers have a window; `otherwise` where `layer_types` is null or absent."""
     types = fields.per_layer("layer_types", num_layers) or list(otherwise)
-    if not set(types) <= {FULL, SLIDING}:
+    if any(each not in (FULL, SLIDING) for each in types):
         raise fields.refuse("layer_types", f"{FULL}, {SLIDING}")
     return types
 

@@ -46,12 +46,38 @@ FAMILIES = {
 }
 
 
+_BY_MODEL_TYPE = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "mixtral": MIXTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "gemma3": GEMMA3_CONDITIONAL,
+    "phi3": PHI3,
+    "olmo2": OLMO2,
+    "granite": GRANITE,
+    "smollm3": SMOLLM3,
+    "gpt2": GPT2,
+    "opt": OPT,
+    "gpt_neox": GPT_NEOX,
+}
+
+
 def architecture_of(fields: ConfigFields) -> str:
-    """Return the architecture that config.json names. Raises ModelLoadError where it names none."""
-    architectures = fields.get("architectures")
-    if not isinstance(architectures, list) or not architectures:
-        raise ModelLoadError(f"{fields.path}: architectures is missing: this is no causal language model")
-    return str(architectures[0])
+    """Return the architecture that config.json names, by its model_type where it has no `architectures`.
+
+    Raises ModelLoadError where it names none.
+    """
+    architectures, model_type = fields.get("architectures"), fields.get("model_type")
+    if isinstance(architectures, list) and architectures:
+        return str(architectures[0])
+    if isinstance(model_type, str) and model_type in _BY_MODEL_TYPE:
+        return _BY_MODEL_TYPE[model_type].architecture
+    raise ModelLoadError(f"{fields.path}: architectures is missing: this is no causal language model")
 
 
 def find_family(fields: ConfigFields) -> Family:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
+
 from executor_svc.layers.rotary import (
     FrequencyFactors,
     LinearScaling,
@@ -15,10 +17,12 @@ from executor_svc.layers.rotary import (
     RotaryConfig,
     RotaryScaling,
     YarnScaling,
+    inverse_frequencies,
 )
 from executor_svc.models.config_fields import ConfigFields
 from executor_svc.weights import ModelLoadError
 
+_MOST_ROTARY_DIM = 1 << 16
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 """Rotary types that config.json may name. ("frequency_factors" is what a GGUF file's tensor of factors becomes.)"""
 
@@ -37,19 +41,30 @@ def read_rotary(
     for name in rope.names():
         if isinstance(rope.get(name), Mapping):
             raise rope.refuse(name, "one set of rotary settings for all layers")
-    theta = rope.number("rope_theta", fields.number(theta_name, default_theta))
+    theta = rope.positive("rope_theta", fields.positive(theta_name, default_theta))
     partial = rope.number("partial_rotary_factor", fields.number(partial_name, default_partial))
+    if not 0 <= partial <= 1:
+        raise ModelLoadError(f"{fields.path}: {partial_name} is {partial}, not a share of a head")
     return _read(fields, rope, theta, int(head_dim * partial))
 
 
 def read_layer_rotary(fields: ConfigFields, layer_type: str, head_dim: int, default_theta: float) -> RotaryConfig:
     """Read the settings of the layers of one type, where `rope_parameters` has an object for each type (Gemma 3)."""
     rope = fields.part("rope_parameters").part(layer_type)
-    return _read(fields, rope, rope.number("rope_theta", default_theta), head_dim)
+    return _read(fields, rope, rope.positive("rope_theta", default_theta), head_dim)
 
 
 def _read(fields: ConfigFields, rope: ConfigFields, theta: float, rotary_dim: int) -> RotaryConfig:
-    return RotaryConfig(rotary_dim, theta, _read_scaling(fields, rope, rotary_dim))
+    try:
+        rotary = RotaryConfig(rotary_dim, theta, _read_scaling(fields, rope, rotary_dim))
+        # Tried here, for they are worked out only once the weights are there. (Widths are checked with the others.)
+        lengths = (0, 1 << 31) if rotary_dim in range(2, _MOST_ROTARY_DIM, 2) else ()
+        sets = [inverse_frequencies(rotary, longest) for longest in lengths]
+    except (ArithmeticError, ValueError):
+        sets = [torch.tensor(math.nan)]
+    if not all(bool(frequencies.isfinite().all()) for frequencies in sets):
+        raise ModelLoadError(f"{fields.path}: the rotary settings, rope_theta and its scaling, give no frequencies")
+    return rotary
 
 
 def _read_scaling(fields: ConfigFields, rope: ConfigFields, rotary_dim: int) -> RotaryScaling | None:
@@ -59,10 +74,10 @@ def _read_scaling(fields: ConfigFields, rope: ConfigFields, rotary_dim: int) -> 
         case "default" | "dynamic":
             return None
         case "linear":
-            return LinearScaling(rope.number("factor"))
+            return LinearScaling(rope.positive("factor"))
         case "llama3":
             return Llama3Scaling(
-                factor=rope.number("factor"),
+                factor=rope.positive("factor"),
                 low_freq_factor=rope.number("low_freq_factor"),
                 high_freq_factor=rope.number("high_freq_factor"),
                 original_max_position_embeddings=_original_length(fields, rope),
@@ -73,14 +88,14 @@ def _read_scaling(fields: ConfigFields, rope: ConfigFields, rotary_dim: int) -> 
         case "yarn":
             return _read_longrope(fields, rope, rotary_dim) if rope.has("long_factor") else _read_yarn(fields, rope)
         case "frequency_factors":
-            return FrequencyFactors(tuple(rope.get("factors")))
+            return FrequencyFactors(_per_pair(fields, "factors", rope.numbers("factors"), rotary_dim))
         case _:
             raise rope.refuse(kind_name, ", ".join(ROPE_TYPES))
 
 
 def _read_yarn(fields: ConfigFields, rope: ConfigFields) -> YarnScaling:
     original = _original_length(fields, rope)
-    factor = rope.number("factor", fields.integer("max_position_embeddings") / original)
+    factor = rope.positive("factor", fields.integer("max_position_embeddings") / original)
     mscale, mscale_all_dim = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     if mscale and mscale_all_dim:
         attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
@@ -102,22 +117,24 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 def _read_longrope(fields: ConfigFields, rope: ConfigFields, rotary_dim: int) -> LongRopeScaling:
     original = _original_length(fields, rope)
-    factor = rope.number("factor", fields.integer("max_position_embeddings") / original)
+    factor = rope.positive("factor", fields.integer("max_position_embeddings") / original)
     attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    short, long = rope.numbers("short_factor"), rope.numbers("long_factor")
-    for name, factors in (("short_factor", short), ("long_factor", long)):
-        if len(factors) != rotary_dim // 2:
-            raise ModelLoadError(f"{fields.path}: {name} has {len(factors)} entries, not {rotary_dim // 2}")
     return LongRopeScaling(
-        short_factor=short,
-        long_factor=long,
+        short_factor=_per_pair(fields, "short_factor", rope.numbers("short_factor"), rotary_dim),
+        long_factor=_per_pair(fields, "long_factor", rope.numbers("long_factor"), rotary_dim),
         original_max_position_embeddings=original,
         attention_factor=rope.number("attention_factor", attention_factor),
     )
+
+
+def _per_pair(fields: ConfigFields, name: str, factors: tuple[float, ...], rotary_dim: int) -> tuple[float, ...]:
+    if len(factors) != rotary_dim // 2:
+        raise ModelLoadError(f"{fields.path}: {name} has {len(factors)} entries, not {rotary_dim // 2}")
+    return factors
 
 
 def _original_length(fields: ConfigFields, rope: ConfigFields) -> int:
     """Return the context the model was trained for before it was stretched."""
     name = "original_max_position_embeddings"
     # A value beside the rotary settings goes before one in them.
-    return fields.integer(name, rope.integer(name, fields.integer("max_position_embeddings")))
+    return fields.count(name, rope.count(name, fields.count("max_position_embeddings")))

@@ -18,7 +18,7 @@ def read_smollm3(fields: ConfigFields) -> ModelConfig:
     )
     rotary = read_rotary(fields, head_dim, default_theta=2e6)
     config = read_llama_like(fields, "SmolLM3ForCausalLM", rotary=rotary)
-    interval = fields.integer("no_rope_layer_interval")
+    interval = fields.count("no_rope_layer_interval")
     turns = fields.per_layer("no_rope_layers", config.num_layers) or [
         (index + 1) % interval != 0 for index in range(config.num_layers)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,20 @@ from executor_svc.weights.gguf_types import ELEMENT_TYPES, unpack
 from executor_svc.weights.mapped_file import MappedFile
 from octavo.models.errors import ModelError
 from octavo.models.gguf_file import TensorEntry, read_header
+from octavo.models.gguf_parts import check_part, find_parts
 
 _MOST_ROTARY_FACTORS = 1 << 14
 
 
 class GgufCheckpoint:
-    """An open file. Tensors are mapped, not read, until they are copied."""
+    """An open file, or the parts of one. Tensors are mapped, not read, until they are copied."""
 
     unreadable: Mapping[str, str] = {}
 
     def __init__(self, path: Path) -> None:
         """Open the file and check its header and size. Raises ModelLoadError where it cannot be used."""
         try:
-            metadata, entries = read_header(path)
+            metadata, parts = _read_parts(path)
         except ModelError as error:
             raise ModelLoadError(str(error)) from None
         name = metadata.get("general.architecture")
@@ -40,8 +41,10 @@ class GgufCheckpoint:
             known = ", ".join(sorted(ARCHITECTURES))
             raise UnsupportedModelError(f"{path}: architecture {name!r} is not supported; supported: {known}")
         self.path = path
-        self._file = MappedFile(path)
-        self._check(entries)
+        self._files: dict[str, MappedFile] = {}
+        for part, own in parts.items():
+            self._add(part, own)
+        entries = [entry for own in parts.values() for entry in own]
         factors = {entry.name: self._factors(entry) for entry in entries if entry.name in ROTARY_FACTORS}
         weights = [entry for entry in entries if entry.name not in ROTARY_FACTORS]
         self._sources = _by_name(path, find_sources(architecture.names, weights))
@@ -62,9 +65,10 @@ class GgufCheckpoint:
         start, end, row_bytes = _range(source)
         # Unpacked on the host, whose operations on bytes are the fast ones.
         target = out if out.device.type == "cpu" else torch.empty(out.shape)
-        rows = self._file.bytes(start, end).view(source.num_rows, row_bytes)
+        file = self._files[source.entry.name]
+        rows = file.bytes(start, end).view(source.num_rows, row_bytes)
         restore(rows, source.entry.ggml_type, source.layout, self._head_dim, target)
-        self._file.release(start, end)
+        file.release(start, end)
         if target is not out:
             out.copy_(target)
 
@@ -73,36 +77,51 @@ class GgufCheckpoint:
         if len(entry.shape) != 1 or not 0 < count <= _MOST_ROTARY_FACTORS:
             raise WeightsError(f"{self.path}: tensor {entry.name} of shape {list(entry.shape)} is no list of factors")
         values = torch.empty(count, 1)
-        rows = self._file.bytes(entry.offset, entry.offset + _size(entry)).view(count, -1)
+        rows = self._files[entry.name].bytes(entry.offset, entry.offset + _size(entry)).view(count, -1)
         unpack(rows, entry.ggml_type, values)
         factors: list[float] = values.ravel().tolist()
         return factors
 
-    def _check(self, entries: Iterable[TensorEntry]) -> None:
-        """Raise where a tensor's type is not read, where its data overlaps another's or is not in the file."""
-        names: set[str] = set()
+    def _add(self, path: Path, entries: Sequence[TensorEntry]) -> None:
+        """Map a part. Raise where a tensor's type is not read, its data overlaps another's or is not in the file."""
+        file = MappedFile(path)
         for entry in entries:
-            if entry.name in names:
-                raise WeightsError(f"{self.path}: tensor {entry.name} is there twice")
-            names.add(entry.name)
-            self._check_entry(entry)
+            if entry.name in self._files:
+                raise WeightsError(f"{path}: tensor {entry.name} is there twice")
+            self._files[entry.name] = file
+            _check_entry(path, entry, len(file))
         end, before = 0, ""
         for entry in sorted(entries, key=lambda entry: (entry.offset, _size(entry))):
             if entry.offset < end:
-                raise WeightsError(f"{self.path} is damaged: tensor {entry.name} overlaps {before}")
+                raise WeightsError(f"{path} is damaged: tensor {entry.name} overlaps {before}")
             end, before = entry.offset + _size(entry), entry.name
 
-    def _check_entry(self, entry: TensorEntry) -> None:
-        kind = ELEMENT_TYPES.get(entry.ggml_type)
-        if kind is None:
-            known = ", ".join(each.name for each in ELEMENT_TYPES.values())
-            found = _name_of(entry.ggml_type)
-            raise UnsupportedModelError(f"{self.path}: tensor {entry.name} is {found}; supported: {known}")
-        is_cut = not entry.shape or 0 in entry.shape or entry.shape[-1] % kind.block_elements
-        if is_cut or (len(entry.shape) == 1 and kind.block_elements > 1):
-            raise UnsupportedModelError(f"{self.path}: tensor {entry.name} is {kind.name} of shape {list(entry.shape)}")
-        if entry.offset + _size(entry) > len(self._file):
-            raise WeightsError(f"{self.path}: tensor {entry.name} ends past the file, which is incomplete")
+
+def _read_parts(path: Path) -> tuple[dict[str, Any], dict[Path, tuple[TensorEntry, ...]]]:
+    """Return the metadata, and the entries of each file that the model lies in. Raises ModelError."""
+    metadata, entries = read_header(path)
+    paths = find_parts(path, metadata)
+    parts = {path: entries}
+    for index, part in enumerate(paths[1:], start=1):
+        own, parts[part] = read_header(part)
+        check_part(part, own, index, len(paths))
+    total, found = metadata.get("split.tensors.count"), sum(map(len, parts.values()))
+    if len(paths) > 1 and total is not None and total != found:
+        raise ModelError(f"{path} and its other parts have {found} tensors, not {total}: one of them is incomplete")
+    return metadata, parts
+
+
+def _check_entry(path: Path, entry: TensorEntry, num_bytes: int) -> None:
+    kind = ELEMENT_TYPES.get(entry.ggml_type)
+    if kind is None:
+        known = ", ".join(each.name for each in ELEMENT_TYPES.values())
+        found = _name_of(entry.ggml_type)
+        raise UnsupportedModelError(f"{path}: tensor {entry.name} is {found}; supported: {known}")
+    is_cut = not entry.shape or 0 in entry.shape or entry.shape[-1] % kind.block_elements
+    if is_cut or (len(entry.shape) == 1 and kind.block_elements > 1):
+        raise UnsupportedModelError(f"{path}: tensor {entry.name} is {kind.name} of shape {list(entry.shape)}")
+    if entry.offset + _size(entry) > num_bytes:
+        raise WeightsError(f"{path}: tensor {entry.name} ends past the file, which is incomplete")
 
 
 def _by_name(path: Path, sources: Iterable[tuple[str, Source]]) -> dict[str, Source]:

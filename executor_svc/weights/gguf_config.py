@@ -12,6 +12,7 @@ from executor_svc.weights.gguf_names import TensorNames
 from executor_svc.weights.gguf_rotary import rope_parameters
 
 Fields = dict[str, Any]
+_MOST_LAYERS = 1024
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,18 @@ def _gemma_query_scalar(metadata: GgufMetadata, layers_of_27b: int) -> int:
     return head_size(metadata)
 
 
+def _num_layers(metadata: GgufMetadata) -> int:
+    """Return how many layers there are to describe one by one."""
+    count = metadata.count("block_count")
+    if count > _MOST_LAYERS:
+        raise metadata.refuse(f"{metadata.name('block_count')} is {count}: more than {_MOST_LAYERS} are not supported")
+    return count
+
+
 def _layer_types(metadata: GgufMetadata, period: int) -> list[str]:
     """Return which layers have a window: those the file lists, or all but the last of every `period`."""
     key = "attention.sliding_window_pattern"
-    layers = range(metadata.count("block_count"))
+    layers = range(_num_layers(metadata))
     listed = metadata.values(key)
     if listed is not None:
         if len(listed) < len(layers):
@@ -198,7 +207,7 @@ def _granite(metadata: GgufMetadata) -> Fields:
 
 def _smollm3(metadata: GgufMetadata) -> Fields:
     """GGUF has no key for the layers without positions: they are every fourth."""
-    layers = range(1, metadata.count("block_count") + 1)
+    layers = range(1, _num_layers(metadata) + 1)
     return _common(metadata, "SmolLM3ForCausalLM", "smollm3") | {
         "no_rope_layers": [int(layer % 4 != 0) for layer in layers],
         "no_rope_layer_interval": 4,

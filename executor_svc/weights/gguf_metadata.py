@@ -5,12 +5,15 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from executor_svc.weights.errors import ModelLoadError, UnsupportedModelError
+
+_TOO_LARGE = 1 << 31
+"""No size of a model gets there."""
 
 
 class GgufMetadata:
@@ -47,7 +50,7 @@ class GgufMetadata:
                     f"{self.path}: {self.name(key)} differs between layers, which is not supported: {value}"
                 )
             value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _TOO_LARGE:
             raise self._wrong(key, value, "a whole number")
         return value
 
@@ -61,7 +64,8 @@ class GgufMetadata:
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        # (NaN is not at most anything.)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self._wrong(key, value, "a number")
         return float(value)
 

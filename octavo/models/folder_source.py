@@ -1,12 +1,13 @@
-"""Reading a Hugging Face folder as a source for `octavo prepare`. Needs transformers."""
+"""Reading a Hugging Face folder as a source for `octavo prepare`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from octavo.models.errors import ModelError
+from octavo.models.folder_tokenizer import read_tokenizer
+from octavo.models.json_file import read_object, read_object_if_there
 from octavo.models.source import ModelSource
 from octavo.models.weight_files import find_weight_files
 
@@ -21,21 +22,21 @@ def read_folder(folder: Path, *, allow_pickle: bool = False) -> ModelSource:
     cannot be read.
     """
     if not (folder / CONFIG_NAME).is_file():
-        raise ModelError(f"{folder} holds no {CONFIG_NAME}: give a Hugging Face model folder or a .gguf file")
-    config = _read_json(folder / CONFIG_NAME)
+        files = sorted(path.name for path in folder.glob("*.gguf"))
+        what = f"the file itself, {files[0]}" if files else "a Hugging Face model folder or a .gguf file"
+        raise ModelError(f"{folder} holds no {CONFIG_NAME}: give {what}")
+    config = read_object(folder / CONFIG_NAME)
     sizes = {name: _size(folder, config, name) for name in ("vocab_size", "max_position_embeddings")}
     files = (folder / CONFIG_NAME, *find_weight_files(folder, allow_pickle=allow_pickle).paths)
-    tokenizer = load_tokenizer(folder)
-    has_defaults = (folder / _GENERATION_NAME).is_file()
-    defaults = _read_json(folder / _GENERATION_NAME) if has_defaults else {}
-    eos = _as_list(defaults.get("eos_token_id", config.get("eos_token_id")))
+    tokenizer = read_tokenizer(folder)
+    defaults = read_object_if_there(folder / _GENERATION_NAME)
+    eos = defaults.get("eos_token_id")
+    eos = _as_list(config.get("eos_token_id") if eos is None else eos)
     bos = tokenizer.bos_token_id
-    template = tokenizer.chat_template
     return ModelSource(
         files=files,
-        tokenizer=serialized(tokenizer),
-        # A model may name several templates; "default" is the one for plain conversations.
-        chat_template=template.get("default") if isinstance(template, dict) else template,
+        tokenizer=tokenizer.text,
+        chat_template=tokenizer.chat_template,
         defaults=defaults,
         eos_token_ids=(*eos, tokenizer.eos_token_id),
         bos_token_id=bos if bos is not None else next(iter(_as_list(config.get("bos_token_id"))), None),
@@ -53,7 +54,7 @@ def _size(folder: Path, config: dict[str, Any], name: str) -> int:
 
         try:
             described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # transformers raises whatever an odd field led it to
             raise ModelError(
                 f"{folder / CONFIG_NAME} lacks {name}, and transformers does not know it: {error}"
             ) from None
@@ -63,44 +64,7 @@ def _size(folder: Path, config: dict[str, Any], name: str) -> int:
     return size
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Return transformers' tokenizer of a folder. Raises ModelError."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise ModelError(
-            "preparing a Hugging Face folder needs transformers: run this where the executor is installed "
-            '(`pip install "octavo[executor]"`)'
-        ) from None
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises whatever the broken file led it to
-        raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
-
-
-def serialized(tokenizer: Any) -> str:
-    """Return tokenizer.json. Raises ModelError where the tokenizer cannot be written so."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise ModelError(f"{type(tokenizer).__name__} cannot be written as tokenizer.json: the model is not supported")
-    # Lengths are the scheduler's business: a tokenizer that cuts or pads would do it behind everyone's back.
-    backend.no_truncation()
-    backend.no_padding()
-    text: str = backend.to_str()
-    return text
-
-
 def _as_list(ids: Any) -> list[int]:
     if ids is None:
         return []
     return list(ids) if isinstance(ids, list) else [ids]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from None
-    if not isinstance(document, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return document

@@ -7,10 +7,10 @@ from typing import Any
 
 from octavo.models.errors import ModelError
 from octavo.models.gguf_file import read_metadata
-from octavo.models.gguf_tokenizer import check_vocabulary, special_token_id, tokenizer_json
+from octavo.models.gguf_parts import find_parts
+from octavo.models.gguf_tokenizer import CONTROL, USER_DEFINED, check_vocabulary, special_token_id, tokenizer_json
 from octavo.models.source import ModelSource
 
-_CONTROL, _USER_DEFINED = 3, 4
 # Tokens that end a turn in the chat formats in use. Files made before `eot_token_id` existed do not name theirs.
 _TURN_ENDS = frozenset(
     {
@@ -39,15 +39,14 @@ def read_gguf(path: Path, *, tokenizer: str | None = None) -> ModelSource:
     `tokenizer`: a tokenizer.json to take instead of the one that the file describes.
     """
     metadata = read_metadata(path)
+    parts = find_parts(path, metadata)
     try:
-        return _source(path, metadata, tokenizer)
+        return _source(parts, metadata, tokenizer)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
 
 
-def _source(path: Path, metadata: dict[str, Any], tokenizer: str | None) -> ModelSource:
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise ModelError("one of several parts; join them first with `llama-gguf-split --merge`")
+def _source(parts: tuple[Path, ...], metadata: dict[str, Any], tokenizer: str | None) -> ModelSource:
     context_key = f"{metadata.get('general.architecture')}.context_length"
     context = metadata.get(context_key)
     if type(context) is not int or context < 1:
@@ -55,7 +54,7 @@ def _source(path: Path, metadata: dict[str, Any], tokenizer: str | None) -> Mode
     check_vocabulary(metadata)
     template = metadata.get("tokenizer.chat_template")
     return ModelSource(
-        files=(path,),
+        files=parts,
         tokenizer=tokenizer_json(metadata) if tokenizer is None else tokenizer,
         chat_template=template if isinstance(template, str) else None,
         defaults={name: metadata[key] for name, key in _SAMPLING_KEYS.items() if key in metadata},
@@ -72,6 +71,6 @@ def _eos_token_ids(metadata: dict[str, Any]) -> tuple[int | None, ...]:
     tokens = metadata["tokenizer.ggml.tokens"]
     kinds = metadata.get("tokenizer.ggml.token_type") or []
     known = (
-        index for index, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED) and tokens[index] in _TURN_ENDS
+        index for index, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED) and tokens[index] in _TURN_ENDS
     )
     return (*named, *known)

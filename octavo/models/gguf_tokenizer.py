@@ -13,7 +13,7 @@ from typing import Any
 from octavo.models.errors import ModelError
 from octavo.models.pre_tokenizers import PRE_TOKENIZERS
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 _PHI3_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 _OTHER_TOKENIZER = (
@@ -164,10 +164,10 @@ def _added_tokens(metadata: dict[str, Any]) -> list[dict[str, Any]]:
             "lstrip": False,
             "rstrip": strips and token not in _PHI3_KEEPS_SPACE,
             "normalized": False,
-            "special": kinds[index] != _USER_DEFINED,
+            "special": kinds[index] != USER_DEFINED,
         }
         for index, token in enumerate(metadata["tokenizer.ggml.tokens"])
-        if kinds[index] in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+        if kinds[index] in (_UNKNOWN, CONTROL, USER_DEFINED) and token
     ]
 
 

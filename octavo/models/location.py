@@ -10,6 +10,7 @@ from pathlib import Path
 from octavo.home import octavo_home
 from octavo.models.catalog import CATALOG
 from octavo.models.errors import ModelError
+from octavo.models.gguf_parts import whole_name
 from octavo.spelling import did_you_mean
 
 MANIFEST_NAME = "manifest.json"
@@ -73,7 +74,7 @@ def locate(model: str, models: Path | None = None) -> ModelLocation:
             raise ModelError(
                 f"{model} is a file but no GGUF file: give a .gguf file or the folder that holds config.json"
             )
-        return ModelLocation(ModelKind.GGUF, model, path.stem, path, prepared_beside(path))
+        return ModelLocation(ModelKind.GGUF, model, whole_name(path.stem), path, prepared_beside(path))
     if _HUB_ID.fullmatch(model) and not model.lower().endswith(".gguf"):
         folder = models / model.replace("/", "--")
         return ModelLocation(ModelKind.HUB, model, model, folder, prepared_beside(folder))

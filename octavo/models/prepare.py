@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from octavo.models.catalog import recommended_for
 from octavo.models.errors import ModelError
-from octavo.models.folder_source import load_tokenizer, read_folder, serialized
+from octavo.models.folder_source import read_folder
+from octavo.models.folder_tokenizer import read_tokenizer
 from octavo.models.gguf_source import read_gguf
 from octavo.models.hub import fetch_snapshot
 from octavo.models.location import ModelKind, ModelLocation, locate
@@ -107,10 +108,10 @@ def read_source(weights: Path, tokenizer: Path | None = None, *, allow_pickle: b
     """
     if tokenizer is None:
         return read_gguf(weights) if weights.is_file() else read_folder(weights, allow_pickle=allow_pickle)
-    other = load_tokenizer(tokenizer)
+    other = read_tokenizer(tokenizer).text
     if weights.is_dir():
-        return replace(read_folder(weights, allow_pickle=allow_pickle), tokenizer=serialized(other))
-    return read_gguf(weights, tokenizer=serialized(other))
+        return replace(read_folder(weights, allow_pickle=allow_pickle), tokenizer=other)
+    return read_gguf(weights, tokenizer=other)
 
 
 def _hash_files(source: ModelSource) -> tuple[WeightFile, ...]:

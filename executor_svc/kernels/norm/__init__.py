@@ -29,6 +29,20 @@ class AddRmsNorm(Protocol):
         """
 
 
+class NormQueryKey(Protocol):
+    """RMSNorm of queries and keys (Henry et al. 2020, "Query-Key Normalization for Transformers"), in place."""
+
+    def __call__(
+        self, qkv: Tensor, sizes: tuple[int, int], query_weight: Tensor, key_weight: Tensor, eps: float
+    ) -> Tensor:
+        """Norm a token's queries and keys IN PLACE, and give qkv, contiguous [T, width], all of one dtype.
+
+        The first sizes[0] columns are all queries of a token, the sizes[1] behind them all keys; what follows stays.
+        Each run of as many elements as a weight has becomes what RmsNorm gives of it: of a head, or of all of them
+        together. A weight's length divides its size.
+        """
+
+
 class LayerNorm(Protocol):
     """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension."""
 

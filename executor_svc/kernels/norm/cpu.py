@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.kernels.native.library import ADDRESS, FLOAT, INT32, INT64, NativeLibrary
-from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
+from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, NormQueryKey, RmsNorm
 
 
 def make_rms_norms(library: NativeLibrary) -> tuple[RmsNorm, AddRmsNorm]:
@@ -29,6 +29,27 @@ def make_rms_norms(library: NativeLibrary) -> tuple[RmsNorm, AddRmsNorm]:
         return out
 
     return rms_norm, add_rms_norm
+
+
+def make_norm_query_key(library: NativeLibrary) -> NormQueryKey:
+    """Make the op."""
+    normalize = library.function("octavo_rms_norm_heads", ADDRESS, ADDRESS, *[INT64] * 4, FLOAT, INT32)
+
+    def norm_query_key(
+        qkv: Tensor, sizes: tuple[int, int], query_weight: Tensor, key_weight: Tensor, eps: float
+    ) -> Tensor:
+        if not qkv.is_contiguous():
+            raise ValueError("queries and keys are normed in place, and must be contiguous")
+        rows, stride = qkv.shape
+        first = qkv.data_ptr()
+        for size, weight in zip(sizes, (query_weight, key_weight), strict=True):
+            width = len(weight)
+            arguments = (weight.data_ptr(), rows, stride, size // width, width, eps, qkv.dtype == torch.bfloat16)
+            normalize(first, *arguments)
+            first += size * qkv.element_size()
+        return qkv
+
+    return norm_query_key
 
 
 def make_layer_norms(library: NativeLibrary) -> tuple[LayerNorm, AddLayerNorm]:

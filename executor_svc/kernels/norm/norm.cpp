@@ -102,6 +102,19 @@ void normalize_rows(const void* x, void* rows, const void* weight, const void* b
   share_rows(count, width, kPiece, some);
 }
 
+// Each of `heads` runs of `width` elements from the start of a row on, in place; rows begin `stride` apart.
+template <class T>
+void normalize_heads(T* rows, const T* weight, int64_t count, int64_t stride, int64_t heads, int64_t width,
+                     float eps) {
+  const T* const none = nullptr;
+  share_rows(count * heads, width, kPiece, [&](int64_t begin, int64_t end) {
+    for (int64_t h = begin; h < end; ++h) {
+      T* const head = rows + h / heads * stride + h % heads * width;
+      Rms::normalize(none, head, weight, none, head, width, eps);
+    }
+  });
+}
+
 template <class Norm>
 void normalize_any(const void* x, void* rows, const void* weight, const void* bias, void* out, int64_t count,
                    int64_t width, float eps, bool is_bfloat16) {
@@ -121,10 +134,23 @@ OCTAVO_EXPORT void octavo_rms_norm(const void* x, void* rows, const void* weight
   octavo::normalize_any<octavo::Rms>(x, rows, weight, nullptr, out, count, width, eps, is_bfloat16 != 0);
 }
 
+// rows is [count, stride], of which the first heads * width columns are normed in place; weight is [width].
+OCTAVO_EXPORT void octavo_rms_norm_heads(void* rows, const void* weight, int64_t count, int64_t stride, int64_t heads,
+                                         int64_t width, float eps, int32_t is_bfloat16) {
+  using octavo::bf16;
+  if (is_bfloat16)
+    octavo::normalize_heads(static_cast<bf16*>(rows), static_cast<const bf16*>(weight), count, stride, heads, width,
+                            eps);
+  else
+    octavo::normalize_heads(static_cast<float*>(rows), static_cast<const float*>(weight), count, stride, heads, width,
+                            eps);
+}
+
 OCTAVO_EXPORT void octavo_layer_norm(const void* x, void* rows, const void* weight, const void* bias, void* out,
                                      int64_t count, int64_t width, float eps, int32_t is_bfloat16) {
   octavo::normalize_any<octavo::Layer>(x, rows, weight, bias, out, count, width, eps, is_bfloat16 != 0);
 }
 
 OCTAVO_IN_PROGRAMS(octavo_rms_norm)
+OCTAVO_IN_PROGRAMS(octavo_rms_norm_heads)
 OCTAVO_IN_PROGRAMS(octavo_layer_norm)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from executor_svc.kernels.norm import NormQueryKey, RmsNorm
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See RmsNorm."""
@@ -18,6 +20,20 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """See AddRmsNorm."""
     residual += x
     return rms_norm(residual, weight, eps)
+
+
+def make_norm_query_key(rms_norm: RmsNorm) -> NormQueryKey:
+    """Make the op out of a set's RMSNorm."""
+
+    def norm_query_key(
+        qkv: Tensor, sizes: tuple[int, int], query_weight: Tensor, key_weight: Tensor, eps: float
+    ) -> Tensor:
+        for columns, weight in zip(qkv[:, : sum(sizes)].split(sizes, dim=1), (query_weight, key_weight), strict=True):
+            heads = columns.unflatten(1, (-1, len(weight)))
+            heads.copy_(rms_norm(heads, weight, eps))
+        return qkv
+
+    return norm_query_key
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

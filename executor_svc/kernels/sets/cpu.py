@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.activation.cpu import make_gelu, make_gelu_and_mul, make_relu, make_silu_and_mul
+from executor_svc.kernels.elementwise.cpu import make_add_to, make_scale
 from executor_svc.kernels.finite.cpu import make_finite_rows
 from executor_svc.kernels.forbidden.cpu import make_forbid_tokens
 from executor_svc.kernels.linear.cpu import make_pack_linear
@@ -11,7 +12,7 @@ from executor_svc.kernels.logit_bias.cpu import make_add_logit_bias
 from executor_svc.kernels.logprobs.cpu import make_gather_logprobs
 from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.noise.cpu import make_uniform
-from executor_svc.kernels.norm.cpu import make_layer_norms, make_rms_norms
+from executor_svc.kernels.norm.cpu import make_layer_norms, make_norm_query_key, make_rms_norms
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import make_apply_penalties
 from executor_svc.kernels.record.cpu import make_record
@@ -31,12 +32,15 @@ def build(num_threads: int | None) -> KernelSet:
         pack_linear=make_pack_linear(library),
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
+        norm_query_key=make_norm_query_key(library),
         layer_norm=layer_norm,
         add_layer_norm=add_layer_norm,
         silu_and_mul=make_silu_and_mul(library),
         gelu_and_mul=make_gelu_and_mul(library),
         gelu=make_gelu(library),
         relu=make_relu(library),
+        add_to=make_add_to(library),
+        scale=make_scale(library),
         rotary_write_kv=make_rotary_write_kv(library),
         plan_attention=make_plan_attention(library),
         record=make_record(library),

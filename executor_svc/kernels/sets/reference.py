@@ -6,13 +6,14 @@ import torch
 
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.activation.reference import gelu, gelu_and_mul, relu, silu_and_mul
+from executor_svc.kernels.elementwise.reference import add_to, scale
 from executor_svc.kernels.finite.reference import finite_rows
 from executor_svc.kernels.forbidden.reference import forbid_tokens
 from executor_svc.kernels.linear.reference import pack_linear
 from executor_svc.kernels.logit_bias.reference import add_logit_bias
 from executor_svc.kernels.logprobs.reference import gather_logprobs
 from executor_svc.kernels.noise.reference import uniform
-from executor_svc.kernels.norm.reference import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from executor_svc.kernels.norm.reference import add_layer_norm, add_rms_norm, layer_norm, make_norm_query_key, rms_norm
 from executor_svc.kernels.paged_attention.reference import plan_attention
 from executor_svc.kernels.penalties.reference import apply_penalties
 from executor_svc.kernels.record.reference import record
@@ -29,12 +30,15 @@ def build() -> KernelSet:
         pack_linear=pack_linear,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
+        norm_query_key=make_norm_query_key(rms_norm),
         layer_norm=layer_norm,
         add_layer_norm=add_layer_norm,
         silu_and_mul=silu_and_mul,
         gelu_and_mul=gelu_and_mul,
         gelu=gelu,
         relu=relu,
+        add_to=add_to,
+        scale=scale,
         rotary_write_kv=rotary_write_kv,
         plan_attention=plan_attention,
         record=record,

@@ -9,8 +9,10 @@ import os
 import torch
 
 from executor_svc.kernels import KernelSet
+from executor_svc.kernels.elementwise.reference import add_to, scale
 from executor_svc.kernels.gpu import Gpu
 from executor_svc.kernels.linear.reference import pack_linear
+from executor_svc.kernels.norm.reference import make_norm_query_key
 
 OLDEST_TRITON = (3, 6)
 OLDEST_CAPABILITY = (8, 0)
@@ -59,12 +61,15 @@ def assemble(gpu: Gpu) -> KernelSet:
         pack_linear=pack_linear,
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
+        norm_query_key=make_norm_query_key(rms_norm),
         layer_norm=layer_norm,
         add_layer_norm=add_layer_norm,
         silu_and_mul=silu_and_mul,
         gelu_and_mul=gelu_and_mul,
         gelu=gelu,
         relu=relu,
+        add_to=add_to,
+        scale=scale,
         rotary_write_kv=rotary_write_kv,
         plan_attention=make_plan_attention(gpu),
         record=record,

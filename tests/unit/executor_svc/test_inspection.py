@@ -129,7 +129,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 def _capacity(**changes: Any) -> dict[str, Any]:
     question: dict[str, Any] = {"context": None, "batch": None, "kv_memory": None, "available": 2_000_000}
-    return capacity(weight_bytes=1_000_000, kv_bytes_per_token=100, longest=3000, **(question | changes))
+    return capacity(**({"weight_bytes": 1_000_000, "kv_bytes_per_token": 100, "longest": 3000} | question | changes))
 
 
 def test_what_fits() -> None:
@@ -143,6 +143,17 @@ def test_what_fits() -> None:
         {"context": 3000, "sequences": 2},
     ]
     assert "fits" not in report
+
+
+def test_a_window_leaves_room_for_more() -> None:
+    """Where every layer has a window a sequence holds that and two steps of 512 tokens, in whole blocks; below that
+    all of itself.
+    """
+    by_context = {each["context"]: each["sequences"] for each in _capacity(window=100, longest=9000)["sequences"]}
+    assert by_context == {1024: 5, 2048: 5, 4096: 5, 8192: 5, 9000: 5}
+    held = 16 * (-(-(99 + 1024) // 16) + 1)
+    assert _capacity(window=100, longest=9000, context=9000, batch=6000 // held)["fits"]
+    assert not _capacity(window=100, longest=9000, context=9000, batch=6000 // held + 1)["fits"]
 
 
 @pytest.mark.parametrize(

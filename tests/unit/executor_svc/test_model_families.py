@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from model_variations import VARIATIONS, Variation, save_fallback, save_variation
+from model_variations import FIRSTS, VARIATIONS, Variation, save_fallback, save_variation
 from paged import PagedLoop, PagedSequence
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -167,11 +169,6 @@ def test_splits(saved: Saved, variation: Variation) -> None:
     assert {each.split for each in (spec.embedding, spec.head) if each is not None} == {Split.VOCABULARY}
 
 
-def _firsts() -> list[Variation]:
-    """The first variation of each family."""
-    return list({variation.family: variation for variation in reversed(VARIATIONS)}.values())
-
-
 def _rewritten(folder: Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
     """Copy a model with another config.json."""
     shutil.copytree(folder, target)
@@ -187,7 +184,7 @@ def _agrees(folder: Path) -> bool:
     return float((ours[0] - expected).abs().max()) < BOUND * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("first", _firsts(), ids=lambda variation: variation.family)
+@pytest.mark.parametrize("first", FIRSTS, ids=lambda variation: variation.family)
 def test_fields_that_a_file_leaves_out(saved: Saved, tmp_path: Path, first: Variation) -> None:
     """With nothing but sizes in config.json the model is what transformers makes of that file."""
     kept = {"architectures", "model_type", "num_local_experts", *first.sizes, *first.fields}
@@ -198,7 +195,7 @@ def test_fields_that_a_file_leaves_out(saved: Saved, tmp_path: Path, first: Vari
 
 
 @pytest.mark.parametrize(
-    "first", [each for each in _firsts() if each.family not in ("GPT-2", "OPT", "Phi-3")], ids=lambda each: each.family
+    "first", [each for each in FIRSTS if each.family not in ("GPT-2", "OPT", "Phi-3")], ids=lambda each: each.family
 )
 def test_older_rotary_fields(saved: Saved, tmp_path: Path, first: Variation) -> None:
     """`rope_theta` and `rope_scaling` beside one another, as files had them before `rope_parameters`, are honoured."""
@@ -211,7 +208,7 @@ def test_older_rotary_fields(saved: Saved, tmp_path: Path, first: Variation) -> 
     assert _agrees(_rewritten(saved(first)[0], tmp_path / "model", change))
 
 
-@pytest.mark.parametrize("first", _firsts(), ids=lambda variation: variation.family)
+@pytest.mark.parametrize("first", FIRSTS, ids=lambda variation: variation.family)
 def test_bfloat16_strays_no_further_than_theirs(saved: Saved, first: Variation, kernels: str) -> None:
     """In bfloat16 the logprobs stray from float32's hardly more than those of transformers in bfloat16 do."""
     folder, model = saved(first)
@@ -258,7 +255,7 @@ def test_one_norm_for_attention_and_mlp(tmp_path: Path, monkeypatch: pytest.Monk
     torch.testing.assert_close(ours, expected, rtol=0, atol=BOUND * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("first", _firsts(), ids=lambda variation: variation.family)
+@pytest.mark.parametrize("first", FIRSTS, ids=lambda variation: variation.family)
 def test_company_changes_no_bit(saved: Saved, first: Variation) -> None:
     """With the kernels of the CPU set, which promise it, a sequence's logits have the same bits alone and beside
     others, whole and in chunks.
@@ -269,3 +266,22 @@ def test_company_changes_no_bit(saved: Saved, first: Variation) -> None:
     together = _loop(model).step([(PagedSequence(prompt), len(prompt)) for prompt in prompts])
     assert torch.equal(together, torch.stack(alone))
     assert torch.equal(_chunked(model, prompts[0], 7, 0)[-1], alone[0])
+
+
+@pytest.mark.parametrize(
+    "one", [each for each in VARIATIONS if each in FIRSTS or "bias" in each.name], ids=lambda variation: variation.id
+)
+def test_steps_are_recorded(saved: Saved, caplog: pytest.LogCaptureFixture, one: Variation) -> None:
+    """Steps of a shape that came before run as one call, but where experts are chosen, which the log tells. Their bits
+    are those of op by op.
+    """
+    kernels, prompt = build_kernels("cpu"), _prompt(12)
+    recorded = load_weights(saved(one)[0], torch.float32, CPU, kernels, max_model_len=one.max_model_len)
+    plain = load_weights(
+        saved(one)[0], torch.float32, CPU, replace(kernels, record=lambda body: body), max_model_len=one.max_model_len
+    )
+    with caplog.at_level(logging.INFO, logger="executor_svc.kernels.record"):
+        assert torch.equal(_chunked(recorded, prompt, 1, 0), _chunked(plain, prompt, 1, 0))
+    reasons = [record.fields["reason"] for record in caplog.records if "op by op" in record.message]  # type: ignore[attr-defined]
+    has_experts = any(layer.routed for layer in recorded.config.layers)
+    assert len(reasons) == has_experts, reasons

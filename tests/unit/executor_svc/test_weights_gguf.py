@@ -80,12 +80,12 @@ def test_k_quants_in_a_file(tmp_path: Path, kind: str) -> None:
     number = gguf.GGMLQuantizationType[kind]
     folder = make_llama(tmp_path / "folder", hidden_size=256, intermediate_size=256, num_heads=4, num_kv_heads=2)
     packed = {
-        name: random_superblocks(number, tensor.shape, seed)
+        name: (random_superblocks(number, tensor.shape, seed), number)
         for seed, (name, tensor) in enumerate(load_file(folder / "model.safetensors").items())
         if tensor.dim() == 2
     }
-    checkpoint = open_checkpoint(make_gguf(folder, tmp_path / "model.gguf", packed=(packed, number)))
-    for name, rows in packed.items():
+    checkpoint = open_checkpoint(make_gguf(folder, tmp_path / "model.gguf", packed=packed))
+    for name, (rows, _) in packed.items():
         expected = torch.from_numpy(dequantize(rows, number))
         if "q_proj" in name or "k_proj" in name:
             expected = expected.unflatten(0, (-1, 32, 2)).transpose(1, 2).flatten(0, 2)

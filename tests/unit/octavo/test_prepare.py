@@ -212,9 +212,9 @@ def test_the_tokenizer_of_another_folder_may_be_taken(tmp_path: Path) -> None:
     assert open_prepared(str(path)).tokenizer_hash == open_prepared(str(folder)).tokenizer_hash
 
 
-def test_parts_of_a_split_gguf_file_are_refused(tmp_path: Path) -> None:
-    """One part alone is no model."""
-    with pytest.raises(ModelError, match="llama-gguf-split --merge"):
+def test_one_part_of_a_split_gguf_file_is_refused(tmp_path: Path) -> None:
+    """One part alone is no model: those that are missing are named."""
+    with pytest.raises(ModelError, match=r"m-00002-of-00003\.gguf, m-00003-of-00003\.gguf are missing beside it"):
         prepare(str(gguf(tmp_path / "m-00001-of-00003.gguf", **{"split.count": 3})))
 
 
