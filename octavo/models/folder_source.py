@@ -22,8 +22,8 @@ def read_folder(folder: Path, *, allow_pickle: bool = False) -> ModelSource:
     cannot be read.
     """
     if not (folder / CONFIG_NAME).is_file():
-        files = sorted(path.name for path in folder.glob("*.gguf"))
-        what = f"the file itself, {files[0]}" if files else "a Hugging Face model folder or a .gguf file"
+        others = sorted(path.name for path in folder.glob("*.gguf"))
+        what = f"the file itself, {others[0]}" if others else "a Hugging Face model folder or a .gguf file"
         raise ModelError(f"{folder} holds no {CONFIG_NAME}: give {what}")
     config = read_object(folder / CONFIG_NAME)
     sizes = {name: _size(folder, config, name) for name in ("vocab_size", "max_position_embeddings")}

@@ -28,9 +28,11 @@ def make_norm_query_key(rms_norm: RmsNorm) -> NormQueryKey:
     def norm_query_key(
         qkv: Tensor, sizes: tuple[int, int], query_weight: Tensor, key_weight: Tensor, eps: float
     ) -> Tensor:
-        for columns, weight in zip(qkv[:, : sum(sizes)].split(sizes, dim=1), (query_weight, key_weight), strict=True):
-            heads = columns.unflatten(1, (-1, len(weight)))
+        start = 0
+        for size, weight in zip(sizes, (query_weight, key_weight), strict=True):
+            heads = qkv[:, start : start + size].view(len(qkv), -1, len(weight))
             heads.copy_(rms_norm(heads, weight, eps))
+            start += size
         return qkv
 
     return norm_query_key
