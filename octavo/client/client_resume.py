@@ -157,7 +157,12 @@ class ResumePoint:
             if now - self._unknown_since > SETTLING:
                 self._unknown_since = None
                 self._run_again()
-        elif not _is_lost(error) or now - self._lost_at > self._grace:
+        elif now - self._lost_at > self._grace:
+            return None
+        elif self._is_replaying and not self.token and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # It was accepted once: a queue that is full of others in its state is waited for.
+            return error.retry_delay
+        elif not _is_lost(error):
             return None
         if self._num_tries == 1 and self._num_addresses() > 1:
             return 0.0

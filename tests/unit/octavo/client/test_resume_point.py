@@ -117,6 +117,21 @@ def test_what_nobody_holds_any_more_is_run_again() -> None:
     assert resumed.take(Delta(0, 4, "d", (9,), ())) == Delta(0, 4, "d", (9,), ())
 
 
+def test_a_second_run_waits_for_its_place() -> None:
+    """Where everything was killed everybody comes back at once: what was accepted once is not refused for that."""
+    full = ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "", retry_delay=2.5)
+    clock = Clock()
+    resumed = lost_for_good(clock)
+    assert resumed.pause_after(full) == 2.5
+    assert resumed.request().text == "x"
+    resumed.take(STARTED)
+    assert resumed.pause_after(full) is None
+    resumed = lost_for_good(clock)
+    clock.now += 31
+    assert resumed.pause_after(full) is None
+    assert point(clock).pause_after(full) is None
+
+
 def test_a_second_run_that_writes_something_else_is_an_error() -> None:
     """No token that was given is ever changed: where results depend on the batch the request cannot go on."""
     resumed = lost_for_good(Clock())
