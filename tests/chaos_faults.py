@@ -22,7 +22,11 @@ KINDS = (
     "drain scheduler",
     "kill gateway",
     "drain gateway",
+    "stop scheduler",
+    "stop gateway",
     "kill scheduler and executor",
+    "kill scheduler and gateway",
+    "kill all",
     "cut",
     "half-close up",
     "half-close down",
@@ -79,6 +83,8 @@ def targets_of(kind: str) -> tuple[str, ...]:
         return GATEWAYS
     if "scheduler" in kind:
         return ("scheduler",)
+    if kind == "kill all":
+        return ("cell",)
     hops = (*EXECUTORS, *(f"{name}>scheduler" for name in GATEWAYS))
     # Upwards nothing but TLS guards a client's headers, which name the method, the deadline and the key.
     return hops if kind == "corrupt up" else (*hops, *GATEWAYS)
@@ -117,14 +123,14 @@ class Faults:
             case "kill scheduler twice":
                 cell.signal(target, signal.SIGKILL)
                 self._later(self._kill_again(target, fault.away))
-            case "kill scheduler and executor":
-                for name in (target, cell.scheduler):
-                    cell.signal(name, signal.SIGKILL)
-                    self._later(self._restart(name, fault.away))
+            case "kill scheduler and executor" | "kill scheduler and gateway":
+                self._kill(target, cell.scheduler, away=fault.away)
+            case "kill all":
+                self._kill(*GATEWAYS, cell.scheduler, *cell.executors, away=fault.away)
             case "drain executor" | "drain scheduler" | "drain gateway":
                 cell.signal(target, signal.SIGTERM)
                 self._later(self._restart(target, fault.away))
-            case "stop executor":
+            case "stop executor" | "stop scheduler" | "stop gateway":
                 if target not in cell.stopped:
                     cell.stopped.add(target)
                     cell.signal(target, signal.SIGSTOP)
@@ -154,6 +160,12 @@ class Faults:
                 self._later(self._slow(target, fault.away))
             case other:
                 raise ValueError(f"no fault is called {other!r}")
+
+    def _kill(self, *names: str, away: float) -> None:
+        for name in names:
+            self._cell.signal(name, signal.SIGKILL)
+        for name in names:
+            self._later(self._restart(name, away))
 
     def _later(self, coroutine: object) -> None:
         task = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]

@@ -13,9 +13,10 @@ import grpc.aio
 
 from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout
 from octavo.client.discovery import Api, checked_addresses, find, given_addresses, key_metadata
-from octavo.client.errors import CallInfo, UnavailableError, cancelled, error_from
+from octavo.client.errors import CallInfo, cancelled, error_from
 from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_channel
+from octavo.rpc.errors import ServiceError
 from octavo.rpc.seal import SealedAnswers, sealed_request
 
 SEND_TIMEOUT = 5.0
@@ -84,7 +85,7 @@ class AsyncConnection:
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 answer = await self._unary(rpc, request, left, timeout)
-            except UnavailableError as error:
+            except ServiceError as error:
                 pause = patience.pause_after(error)
                 if pause is None or (deadline is not None and time.monotonic() + pause >= deadline):
                     raise

@@ -25,6 +25,7 @@ what comes, and not told twice.
 """
 
 NOTHING_TO_RESUME = "NOTHING_TO_RESUME"
+TOKEN_FIELD = "resume.token"
 
 Event = Started | PromptTokens | Delta | ChoiceFinished | Usage
 
@@ -152,16 +153,26 @@ class ResumePoint:
         self._num_tries += 1
         if self._lost_at is None:
             self._lost_at = now
-        if error.reason == NOTHING_TO_RESUME:
+        if _is_unknown(error):
             self._unknown_since = now if self._unknown_since is None else self._unknown_since
             if now - self._unknown_since > SETTLING:
                 self._unknown_since = None
                 self._run_again()
-        elif not _is_lost(error) or now - self._lost_at > self._grace:
+        elif now - self._lost_at > self._grace:
+            return None
+        elif self._is_replaying and not self.token and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # It was accepted once: a queue that is full of others in its state is waited for.
+            return error.retry_delay
+        elif not _is_lost(error):
             return None
         if self._num_tries == 1 and self._num_addresses() > 1:
             return 0.0
         return growing_pause(self._num_tries)
+
+
+def _is_unknown(error: ServiceError) -> bool:
+    """Tell whether whoever was asked has no such request, or cannot tell: a gateway of another OCTAVO_RESUME_KEY."""
+    return error.reason == NOTHING_TO_RESUME or any(each.field == TOKEN_FIELD for each in error.violations)
 
 
 def _is_lost(error: ServiceError) -> bool:

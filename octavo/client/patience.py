@@ -52,7 +52,8 @@ class Patience:
 
     def pause_after(self, error: ServiceError) -> float | None:
         """Return the seconds to wait before another try at the next address; None: it is no use."""
-        is_broken = error.code in _BROKEN and is_of_transport(error)
+        # Without patience there is no telling whether what was asked may be done twice.
+        is_broken = self._seconds > 0 and error.code in _BROKEN and is_of_transport(error)
         if error.code is not grpc.StatusCode.UNAVAILABLE and not is_broken:
             return None
         now = self._clock()

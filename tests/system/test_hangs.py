@@ -84,7 +84,7 @@ async def test_one_poisonous_request_fails_alone(
     _poison(stack)
     stack.start_all()
     keeper = asyncio.create_task(_keep_alive(stack))
-    prompts = [*([9 + index, 4, 3] for index in range(15)), [9, POISON, 3]]
+    prompts = [*([9 + index, 4, 3] for index in range(63)), [9, POISON, 3]]
     try:
         await wait_serving(stack.gateway_address)
         async with open_channel(stack.gateway_address) as channel, asyncio.timeout(5 * TIMEOUT):
@@ -96,7 +96,9 @@ async def test_one_poisonous_request_fails_alone(
         assert (from_rpc_error(guilty).code, from_rpc_error(guilty).reason) == (grpc.StatusCode.INTERNAL, "POISON")
         for prompt, output in zip(prompts, innocents, strict=False):
             assert not isinstance(output, BaseException), output
-            assert output.choices[0].token_ids == reference.greedy(prompt, 40, eos_token_id=None)
+            tokens = output.choices[0].token_ids
+            assert len(tokens) == 40
+            reference.check_greedy(prompt, tokens)
     finally:
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)

@@ -70,6 +70,15 @@ def test_a_delay_that_is_told_is_kept() -> None:
     assert each.pause_after(BUSY) is None
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN])
+def test_a_broken_connection_is_a_lost_one(code: grpc.StatusCode) -> None:
+    """What gRPC says of bytes that make no sense is nobody's word about the request, and nobody's but gRPC's own is."""
+    broken = ServiceError(code, code.name, "Received RST_STREAM with error code 2")
+    assert patience(Clock()).pause_after(broken) is not None
+    assert patience(Clock(), 2, seconds=0.0).pause_after(broken) is None
+    assert patience(Clock()).pause_after(ServiceError(code, "OUTPUT_FAULT", "damaged")) is None
+
+
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL])
 def test_other_errors_are_final(code: grpc.StatusCode) -> None:
     """A full cell is its caller's to deal with, and a fault stays one."""

@@ -8,7 +8,7 @@ import pytest
 from octavo.client.client_resume import SETTLING, ResumePoint, ask_for_grace
 from octavo.client.patience import FIRST_PAUSE, LAST_PAUSE
 from octavo.client.types import Delta, Started
-from octavo.rpc.errors import ServiceError
+from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from octavo.v1 import inference_pb2
 
 GONE = ServiceError(grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE", "connection reset")
@@ -89,12 +89,15 @@ def test_decisions_about_the_request_are_final(error: ServiceError) -> None:
     assert resumed.pause_after(error) is None
 
 
-def lost_for_good(clock: Clock) -> ResumePoint:
-    """A request of which some was read, that no one in the cell holds any more."""
+NOT_HELD = ServiceError(grpc.StatusCode.NOT_FOUND, "NOTHING_TO_RESUME", "")
+NOT_HONOURED = invalid_argument([FieldViolation("resume.token", "is no resume token of this cell")])
+
+
+def lost_for_good(clock: Clock, error: ServiceError = NOT_HELD) -> ResumePoint:
+    """A request of which some was read, that no one in the cell holds any more, or nobody knows by its token."""
     resumed = point(clock)
     for event in (STARTED, Delta(0, 0, "aä", (5, 6), ()), Delta(0, 2, "b", (7,), ())):
         assert resumed.take(event) == event
-    error = ServiceError(grpc.StatusCode.NOT_FOUND, "NOTHING_TO_RESUME", "")
     assert resumed.pause_after(GONE) is not None
     assert resumed.pause_after(error) is not None
     assert resumed.request().resume.token == "token"
@@ -103,9 +106,12 @@ def lost_for_good(clock: Clock) -> ResumePoint:
     return resumed
 
 
-def test_what_nobody_holds_any_more_is_run_again() -> None:
-    """After a moment, in which gateways may tell a new scheduler: with its seed, and only what is new is told."""
-    resumed = lost_for_good(Clock())
+@pytest.mark.parametrize("error", [NOT_HELD, NOT_HONOURED], ids=["not held", "not honoured"])
+def test_what_nobody_holds_any_more_is_run_again(error: ServiceError) -> None:
+    """After a moment, in which gateways may tell a new scheduler: with its seed, and only what is new is told. So is
+    what a gateway without the others' key does not know, as one that was killed and started again without any.
+    """
+    resumed = lost_for_good(Clock(), error)
     again = resumed.request()
     assert (again.text, again.seed, again.WhichOneof("input")) == ("x", 7, "text")
     assert resumed.take(STARTED) == STARTED
@@ -115,6 +121,21 @@ def test_what_nobody_holds_any_more_is_run_again() -> None:
     assert (position.num_tokens, position.text_bytes) == (1, 1)
     assert resumed.take(Delta(0, 1, "äbc", (6, 7, 8), ())) == Delta(0, 3, "c", (8,), ())
     assert resumed.take(Delta(0, 4, "d", (9,), ())) == Delta(0, 4, "d", (9,), ())
+
+
+def test_a_second_run_waits_for_its_place() -> None:
+    """Where everything was killed everybody comes back at once: what was accepted once is not refused for that."""
+    full = ServiceError(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "", retry_delay=2.5)
+    clock = Clock()
+    resumed = lost_for_good(clock)
+    assert resumed.pause_after(full) == 2.5
+    assert resumed.request().text == "x"
+    resumed.take(STARTED)
+    assert resumed.pause_after(full) is None
+    resumed = lost_for_good(clock)
+    clock.now += 31
+    assert resumed.pause_after(full) is None
+    assert point(clock).pause_after(full) is None
 
 
 def test_a_second_run_that_writes_something_else_is_an_error() -> None:
