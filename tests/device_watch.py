@@ -150,8 +150,8 @@ class Watch:
 
     # Graphs.
 
-    def capture(self, launch: Callable[[], None]) -> tuple[list[Recorded], dict[int, tuple[Any, int]]]:
-        """Record what is launched; return it, and what it holds of memory that was there before."""
+    def capture(self, launch: Callable[[], None]) -> tuple[list[Recorded], dict[int, int]]:
+        """Record what is launched; return it, and how many hold each piece of memory that was there before."""
         self.no_capture("capturing")
         self._recorded, self._made_inside = [], set()
         try:
@@ -159,20 +159,13 @@ class Watch:
             recorded = self._recorded
         finally:
             self._recorded = None
-        held: dict[int, tuple[Any, int]] = {}
-        for each in recorded:
-            for tensor in _tensors((each.arguments, each.named)):
-                place = _storage(tensor)
-                if place not in self._made_inside:
-                    storage, count = held.get(place, (tensor.untyped_storage(), 1))
-                    held[place] = storage, count + 1
-        return recorded, held
+        taken = {_storage(tensor) for each in recorded for tensor in _tensors((each.arguments, each.named))}
+        return recorded, {place: _num_holders(place) for place in taken - self._made_inside}
 
-    def check_held(self, held: dict[int, tuple[Any, int]]) -> None:
-        """Raise RuleError where nobody but a graph holds memory that the graph was captured with."""
-        for storage, count in held.values():
-            if torch._C._storage_Use_Count(storage._cdata) <= count:  # type: ignore[attr-defined]
-                raise RuleError("a graph is replayed though memory that it was captured with has been given back")
+    def check_held(self, held: dict[int, int]) -> None:
+        """Raise RuleError where somebody has given up memory that a graph was captured with."""
+        if any(_num_holders(place) < count for place, count in held.items()):
+            raise RuleError("a graph is replayed though memory that it was captured with has been given back")
 
     def replay(self, each: Recorded) -> None:
         """Make a captured launch again."""
@@ -193,6 +186,9 @@ class Watch:
         places = {_storage(tensor) for tensor in taken}
         results = _tensors(result)
         fresh = [tensor for tensor in results if _storage(tensor) not in places]
+        if not fresh and not changed:
+            # A view: nothing was done.
+            return result
         self.launch(what, taken, [*changed, *fresh], fresh)
         if self._recorded is not None:
             self._made_inside.update(map(_storage, fresh))
@@ -289,8 +285,6 @@ class Watch:
             raise RuleError(f"{name}: the host waits for a tensor of the device without fetching it")
         if not taken:
             self._take(func, arguments, named)
-        if func.is_view or name in ("detach", "alias"):
-            return func(*arguments, **named)
         written = [
             value
             for argument, value in zip(func._schema.arguments, arguments, strict=False)
@@ -299,10 +293,10 @@ class Watch:
         return self.noted(name, func, arguments, named, _tensors(written))
 
     def _take(self, func: Any, arguments: Any, named: Any) -> None:
-        with torch.device("meta"), self.unwatched():
-            wanted = func(*arguments, **{**named, "device": torch.device("meta")})
-        if wanted.nbytes > self.capacity:
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {wanted.nbytes} bytes")
+        with self.unwatched():
+            wanted = func(*arguments, **{**named, "device": torch.device("meta"), "pin_memory": False}).nbytes
+        if wanted > self.capacity:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {wanted} bytes")
 
 
 class _WatchedLinear:
@@ -342,6 +336,11 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _storage(tensor: Tensor) -> int:
     place: int = tensor.untyped_storage()._cdata
     return place
+
+
+def _num_holders(place: int) -> int:
+    count: int = torch._C._storage_Use_Count(place)  # type: ignore[attr-defined]
+    return count
 
 
 def _alias(leaf: Any) -> Any:

@@ -14,7 +14,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,8 +109,8 @@ class FakeGraph:
 
     watch: Watch
     recorded: list[Recorded]
-    held: dict[int, tuple[Any, int]]
-    """Of each piece of memory that was there before: its storage, and how often the recording itself holds it."""
+    held: dict[int, int]
+    """How many held each piece of memory that was there before."""
 
     def replay(self) -> None:
         """See Graph. Raises RuleError where memory that it reads or writes has been given back."""
