@@ -96,8 +96,11 @@ def make_pipelined(
     graphs: bool = True,
     kernels: KernelSet | None = None,
 ) -> PipelinedRunner:
-    """A runner on the fake device, with graphs of every size that the server captures. Under device.watching()."""
-    watched = device.watch.kernels(kernels or build_kernels("reference"))
+    """A runner on the fake device, with graphs of every size that the server captures. Under device.watching().
+
+    `kernels`: a watched set.
+    """
+    watched = kernels or device.watch.kernels(build_kernels("reference"))
     with device.on(device.compute):
         cache = poisoned_cache(model, limits)
     runner = PipelinedRunner(model, cache, watched, limits, device)
