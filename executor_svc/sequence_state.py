@@ -181,6 +181,7 @@ class SequenceTable:
             assert self._handles[slot] == handle, f"slot {slot} names another handle than {handle}"
             num_tokens, num_blocks = int(self.num_tokens[slot]), int(self.num_blocks[slot])
             computed = int(self.num_computed_tokens[slot])
+            assert 0 <= self.num_pending[slot] < num_tokens, f"handle {handle}: waits for tokens that are not counted"
             assert 0 <= computed < num_tokens <= self._limits.max_model_len, f"handle {handle}: counters out of order"
             assert computed <= num_blocks * self._limits.block_size, f"handle {handle}: computed tokens without a block"
             table = self.block_tables[slot]
@@ -190,6 +191,7 @@ class SequenceTable:
             self.sampler.check_equal(slot, self.record(handle))
         free = np.array(self._free, dtype=np.int64)
         assert not self.num_computed_tokens[free].any(), "a free slot has computed tokens"
+        assert not self.num_pending[free].any(), "a free slot waits for a token"
         assert not self.block_tables[free].any(), "a free slot has blocks"
 
     def record(self, handle: int) -> NewSequence:

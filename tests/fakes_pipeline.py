@@ -16,6 +16,7 @@ from executor_svc.batch import Limits, StepBatch, StepResult
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kv_cache import KVCache
 from executor_svc.model_runner import CausalLM, ModelRunner
+from executor_svc.pipeline.flight import Flight
 from executor_svc.pipeline.graphs import graph_sizes
 from executor_svc.pipeline.runner import PipelinedRunner
 from executor_svc.sampler import Sampler
@@ -150,3 +151,38 @@ class Coming:
         while self.result is None:
             self._ahead.land()
         return getattr(self.result, name)
+
+
+class Watched:
+    """A pipelined runner on a thread of its own: each call is watched there, as modes of torch belong to a thread."""
+
+    def __init__(self, device: FakeDevice, make: Callable[[], PipelinedRunner]) -> None:
+        self._device = device
+        with device.watching():
+            self._runner = make()
+
+    @property
+    def limits(self) -> Limits:
+        return self._runner.limits
+
+    def reset(self) -> None:
+        with self._device.watching():
+            self._runner.reset()
+
+    def check_invariants(self) -> None:
+        self._runner.check_invariants()
+
+    def can_launch(self) -> bool:
+        return self._runner.can_launch()
+
+    def launch(self, batch: StepBatch) -> Flight:
+        with self._device.watching():
+            return self._runner.launch(batch)
+
+    def refuse(self, batch: StepBatch) -> Flight:
+        with self._device.watching():
+            return self._runner.refuse(batch)
+
+    def land(self, flight: Flight) -> StepResult:
+        with self._device.watching():
+            return self._runner.land(flight)

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
+from fake_device import FakeDevice
+from fakes_executor import make_limits, make_sequence
+from fakes_pipeline import ExactModel, Watched, make_pipelined, make_plain
 
 from executor_svc.batch import StageTimings, StepBatch, StepFailure, StepFailureReason, StepResult
 from executor_svc.worker import SessionEvent, SessionReady, Worker
@@ -241,3 +244,40 @@ async def test_stop_waits_for_what_is_in_the_air(runner: LaunchingScript) -> Non
     await stop
     assert await worker.wait_ended() is None
     assert [call for call, _ in runner.calls] == ["reset", "launch", "land", "check"]
+
+
+@pytest.mark.asyncio
+async def test_a_worker_drives_a_device() -> None:
+    """The pipelined runner on the worker's threads, fed as a scheduler does with two steps under way: the CPU's tokens,
+    and the device waited for by the landing thread alone.
+    """
+    limits = make_limits()
+    sequence = make_sequence(1, [5, 9, 2], max_tokens=8)
+    alone = make_plain(limits, ExactModel(limits.vocab_size))
+    device = FakeDevice()
+    model = ExactModel(limits.vocab_size)
+
+    worker = Worker(check_invariants=True)
+    await worker.start(lambda: Watched(device, lambda: make_pipelined(limits, model, device)))
+    events: asyncio.Queue[SessionEvent] = asyncio.Queue()
+    session = worker.open(1, events.put_nowait)
+    steps = [StepBatch(1, 1, (), (sequence,), (1,), (3,), (0,), (1,), (1,))]
+    for step in range(2, 9):
+        blocks = (step,) if (step + 1) % limits.block_size == 0 else ()
+        steps.append(StepBatch(1, step, (), (), (1,), (1,), (step + 1,), (len(blocks),), blocks))
+    try:
+        assert await _next(events) == SessionReady(1)
+        for step in steps[:2]:
+            session.submit(step)
+        mine = []
+        for step in [*steps[2:], None, None]:
+            event = await _next(events)
+            assert isinstance(event, StepResult)
+            assert event.failure is None
+            mine += event.sampled
+            if step is not None:
+                session.submit(step)
+    finally:
+        await worker.stop()
+    assert mine == [alone.run(step).sampled[0] for step in steps]
+    assert await worker.wait_ended() is None
