@@ -176,9 +176,7 @@ class Watch:
                     kept.copy_(result)
         self.launch("a replay", _tensors((each.arguments, each.named)), each.results)
 
-    def noted(
-        self, what: str, call: Callable[..., Any], arguments: Any, named: Any, changed: Sequence[Tensor]
-    ) -> Any:
+    def noted(self, what: str, call: Callable[..., Any], arguments: Any, named: Any, changed: Sequence[Tensor]) -> Any:
         """Make a launch, note it, and record it where something is captured."""
         taken = _tensors((arguments, named))
         with self.unwatched():

@@ -121,9 +121,7 @@ def test_the_host_reads_nothing_by_itself(device: FakeDevice, mistake: Callable[
         lambda x: x.index_select(0, torch.tensor([1])),
     ],
 )
-def test_tensors_of_the_host_are_told_from_the_devices(
-    device: FakeDevice, mistake: Callable[[Tensor], object]
-) -> None:
+def test_tensors_of_the_host_are_told_from_the_devices(device: FakeDevice, mistake: Callable[[Tensor], object]) -> None:
     """A tensor that was made without a device, or from an array, is the host's, and does not mix."""
     x = _zeros(device)
     with device.on(device.compute), pytest.raises(RuleError, match="a tensor of the host"):

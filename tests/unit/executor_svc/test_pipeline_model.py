@@ -188,7 +188,9 @@ def test_a_largest_step_that_does_not_fit_is_told_with_the_numbers(folder: Path,
     with pytest.raises(SettingsError) as caught:
         measure(model, model.config, broken, LIMITS, torch.float32, device, has_graphs=False)
     told = str(caught.value)
-    assert told.startswith("--max-num-batched-tokens 64, --max-num-seqs 6: the largest step does not fit into the memory")
+    assert told.startswith(
+        "--max-num-batched-tokens 64, --max-num-seqs 6: the largest step does not fit into the memory"
+    )
     assert "of 16.00 GiB" in told
     assert "lower one of them, or --max-model-len" in told
 
