@@ -1,8 +1,8 @@
 """A device that is none: torch's CPU tensors stand for its memory, and every rule of executor_svc.device is watched.
 
-What is launched is computed at once, so results are the real ones. What could have gone wrong on a device, where streams
-and host run side by side, is worked out from who waited for whom: each access of a piece of memory must lie behind the
-accesses before it. So a missing wait is found every time, and not only where the timing happens to be bad.
+What is launched is computed at once, so results are the real ones. What could have gone wrong on a device, where
+streams and host run side by side, is worked out from who waited for whom: each access of a piece of memory must lie
+behind the accesses before it. So a missing wait is found every time, and not only where the timing happens to be bad.
 
 Run everything inside `watching()`. Tensors made there without naming a device, or from arrays, are the host's; all
 others are the device's, those too that were there before.

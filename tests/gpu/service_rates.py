@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -104,38 +104,43 @@ def _weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator
     yield "model.norm.weight", torch.ones(hidden, dtype=dtype)
 
 
-@contextlib.asynccontextmanager
-async def cell(folder: Path, logs: Path, flags: Mapping[str, str]) -> AsyncIterator[str]:
-    """Start the three services, wait until they serve, give the gateway's address, and end them.
-
-    Raises RuntimeError with the end of the logs where they do not come to serve.
-    """
+@contextlib.contextmanager
+def cell(folder: Path, logs: Path, flags: Mapping[str, str]) -> Iterator[str]:
+    """Start the three services, give the gateway's address, and end them."""
     ports = ("gateway_port", "scheduler_port", "executor_port", "admin_port", "http_port", "metrics_port")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-    plan = plan_cell(open_prepared(str(folder)), PlanOptions(**dict.fromkeys(ports, 0), extra=flags), environ)  # type: ignore[arg-type]
+    options = PlanOptions(**dict.fromkeys(ports, 0), extra=flags)  # type: ignore[arg-type]
+    plan = plan_cell(open_prepared(str(folder)), options, environ)
     logs.mkdir(parents=True, exist_ok=True)
-    started: list[tuple[Path, subprocess.Popen[bytes]]] = []
+    started: list[subprocess.Popen[bytes]] = []
     try:
         for service in plan.services:
-            path = logs / f"{service.name}.log"
-            with path.open("wb") as log:
-                started.append((path, subprocess.Popen(service.command, stdout=log, stderr=log, env=environ)))
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                await wait_until_serving(plan.gateway_address)
-        except TimeoutError:
-            ends = "\n".join(path.read_text(errors="replace")[-1500:] for path, _ in started)
-            raise RuntimeError(f"the services did not come to serve in {START_SECONDS:.0f} s:\n{ends}") from None
+            with (logs / f"{service.name}.log").open("wb") as log:
+                started.append(subprocess.Popen(service.command, stdout=log, stderr=log, env=environ))
         yield plan.gateway_address
     finally:
-        for _, process in started:
+        for process in started:
             process.send_signal(signal.SIGTERM)
-        for _, process in started:
+        for process in started:
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def ends_of(logs: Path) -> str:
+    """The last lines of every log."""
+    return "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(logs.iterdir()))
+
+
+async def wait_until_all_serve(address: str, logs: Path) -> None:
+    """Wait until the cell serves. Raises RuntimeError with the end of the logs where it does not come to that."""
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await wait_until_serving(address)
+    except TimeoutError:
+        raise RuntimeError(f"not serving after {START_SECONDS:.0f} s:\n{ends_of(logs)}") from None
 
 
 async def measure(address: str, clients: int, vocab: int, new_tokens: int) -> tuple[int, float, float]:
@@ -178,7 +183,8 @@ async def service_rates(
     if not graph:
         given["enforce_eager"] = "true"
     rates = []
-    async with cell(folder, logs, given | dict(flags or {})) as address:
+    with cell(folder, logs, given | dict(flags or {})) as address:
+        await wait_until_all_serve(address, logs)
         # Only ids of the tokenizer are taken.
         vocab = open_prepared(str(folder)).vocab_size
         for count in clients:

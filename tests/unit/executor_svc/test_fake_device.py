@@ -42,7 +42,7 @@ def test_a_result_is_read_only_behind_its_event(device: FakeDevice) -> None:
 
 
 def test_page_locked_memory_is_left_alone_while_it_is_copied(device: FakeDevice) -> None:
-    """Asking for it is refused until the host has waited; writing through an older view is found out at the next use."""
+    """Asking for it is refused until the host has waited; a write through an older view is found at the next use."""
     pinned = device.pinned(4)
     with device.on(device.copy):
         target = torch.zeros(4, dtype=torch.uint8, device=device.torch_device)

@@ -1,4 +1,4 @@
-"""The device thread over a runner that launches: what is in the air together, the order of answers, failures, the end."""
+"""The device thread over a runner that launches: what is in the air together, the order of answers, failures, ends."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_a_session_begins_when_the_air_is_clear(runner: LaunchingScript, w
 
 @pytest.mark.asyncio
 async def test_behind_a_failed_launch_steps_are_refused_in_their_turn(runner: LaunchingScript, worker: Worker) -> None:
-    """A failure is told behind the step before it; what came before it was told is refused, the first one after runs."""
+    """A failure is told behind the step before it; what came until then is refused, the first one after it runs."""
     runner.failing = {2}
     runner.room = 4
     events: asyncio.Queue[SessionEvent] = asyncio.Queue()

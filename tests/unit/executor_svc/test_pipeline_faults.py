@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -130,5 +129,5 @@ def test_nothing_is_found_where_nothing_is_planted(expected: dict[str, list[int]
 def test_a_fault_is_found(expected: dict[str, list[int]], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a rule of the device, an invariant, or another token."""
     _plant(monkeypatch, *FAULTS[name])
-    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it runs into
+    with pytest.raises(Exception):  # noqa: B017 - whatever it runs into
         _check(expected)

@@ -14,7 +14,7 @@ from fakes_pipeline import Ahead, ExactModel, exact_on, make_pipelined, make_pla
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor_svc.batch import Limits, NewSequence, RowStatus, SamplingParams, StepBatch, StepFailureReason, StepResult
+from executor_svc.batch import Limits, NewSequence, RowStatus, SamplingParams, StepBatch, StepFailureReason
 
 RANDOM = SamplingParams(temperature=1.0, seed=11)
 CLEAN = SamplingParams(
@@ -206,7 +206,7 @@ def test_more_stays_than_rows(device: FakeDevice) -> None:
 
 
 def test_rows_behind_a_stop_are_skipped(undisturbed: Driver, device: FakeDevice) -> None:
-    """A row launched before its stay's stop token was known comes back SKIPPED without a token, its neighbours whole."""
+    """A row launched before its stay's stop token was known comes back SKIPPED; its neighbours have their tokens."""
     driver = ahead(device, LIMITS, depth=3)
     for key, sequence in plain_mix().items():
         driver.add(key, sequence)
