@@ -28,7 +28,7 @@ import workloads
 from workloads import Workload
 
 from executor_svc import batch as executor_words
-from executor_svc.server import plan_load
+from executor_svc.load import plan_load
 from executor_svc.worker import SessionEvent, SessionReady, Worker
 from octavo.rpc.stages import Stages
 from octavo.settings import ExecutorSettings, load

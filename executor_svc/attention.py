@@ -28,5 +28,5 @@ class AttentionMetadata:
     """int32 [R, B]: block ids of each row's sequence in order, padded with 0, the null block."""
     query_lens: tuple[int, ...]
     """Row lengths, at least 1 each: host copy of the differences of query_start."""
-    context_lens_host: tuple[int, ...]
-    """Host copy of context_lens."""
+    context_lens_host: tuple[int, ...] | None
+    """Host copy of context_lens. None: only the device knows them, and every row is one token (see RaggedBatch)."""

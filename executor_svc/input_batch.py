@@ -59,6 +59,12 @@ class InputBatchBuilder:
 
     def build(self, batch: StepBatch) -> InputBatch:
         """Apply released handles, new sequences and new blocks, in this order. Raises nothing for a bad row."""
+        return self._lay_out(*self.check(batch))
+
+    def check(self, batch: StepBatch) -> tuple[list[RowStatus], Ints, Ints, Ints]:
+        """Apply the delta as `build` does. Return every row's status, and of the R that run: their places in the batch,
+        their slots, and their scheduled tokens, int64 [R] each.
+        """
         table = self._table
         table.release(batch.released_handles)
         refused = self._add(batch)
@@ -66,7 +72,7 @@ class InputBatchBuilder:
         checks.run(refused)
         statuses = [_STATUSES[code] for code in checks.codes.tolist()]
         rows = np.flatnonzero(checks.codes == _OK)
-        return self._lay_out(statuses, rows, checks.slots[rows], checks.scheduled[rows])
+        return statuses, rows, checks.slots[rows], checks.scheduled[rows]
 
     def _add(self, batch: StepBatch) -> dict[int, RowStatus]:
         """Add the new sequences; return those that cannot begin."""
@@ -87,14 +93,9 @@ class InputBatchBuilder:
 
     def _lay_out(self, statuses: list[RowStatus], rows: Ints, slots: Ints, scheduled: Ints) -> InputBatch:
         table, block_size = self._table, self._limits.block_size
-        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(scheduled, out=query_start[1:])
-        computed = table.num_computed_tokens[slots]
-        context_lens = computed + scheduled
-        row_of = np.repeat(np.arange(len(rows)), scheduled)
-        positions = np.arange(query_start[-1]) + (computed - query_start[:-1])[row_of]
-        token_slots = slots[row_of]
-        block_ids = table.block_tables[token_slots, positions // block_size].astype(np.int64)
+        query_start, context_lens, token_slots, positions, slot_mapping = token_places(
+            table, block_size, slots, scheduled
+        )
         longest = int(context_lens.max(initial=1))
         sampling = np.flatnonzero(context_lens == table.num_tokens[slots])
         return InputBatch(
@@ -107,7 +108,7 @@ class InputBatchBuilder:
             token_ids=torch.from_numpy(table.tokens[token_slots, positions].astype(np.int64)),
             metadata=AttentionMetadata(
                 positions=torch.from_numpy(positions),
-                slot_mapping=torch.from_numpy(block_ids * block_size + positions % block_size),
+                slot_mapping=torch.from_numpy(slot_mapping),
                 query_start=torch.from_numpy(query_start),
                 context_lens=torch.from_numpy(context_lens.astype(np.int32)),
                 block_tables=torch.from_numpy(table.block_tables[slots, : -(-longest // block_size)]),
@@ -115,6 +116,25 @@ class InputBatchBuilder:
                 context_lens_host=tuple(context_lens.tolist()),
             ),
         )
+
+
+def token_places(
+    table: SequenceTable, block_size: int, slots: Ints, scheduled: Ints
+) -> tuple[npt.NDArray[np.int32], Ints, Ints, Ints, Ints]:
+    """Lay out the next `scheduled` tokens of the stays in R slots, T in all, before they count as computed.
+
+    Return where each row's begin, int32 [R + 1]; the rows' contexts, int64 [R]; and of each token its stay's slot, its
+    position and the KV slot that it is written to, int64 [T] each.
+    """
+    query_start = np.zeros(len(slots) + 1, dtype=np.int32)
+    np.cumsum(scheduled, out=query_start[1:])
+    computed = table.num_computed_tokens[slots]
+    row_of = np.repeat(np.arange(len(slots)), scheduled)
+    positions = np.arange(query_start[-1]) + (computed - query_start[:-1])[row_of]
+    token_slots = slots[row_of]
+    block_ids = table.block_tables[token_slots, positions // block_size].astype(np.int64)
+    slot_mapping = block_ids * block_size + positions % block_size
+    return query_start, computed + scheduled, token_slots, positions, slot_mapping
 
 
 class _RowChecks:

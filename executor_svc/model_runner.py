@@ -85,25 +85,7 @@ class ModelRunner:
 
         It pays for what the first steps would: thread pools, and code that is chosen or set up at its first use.
         """
-        limits = self._limits
-        num_tokens = min(
-            WARM_UP_TOKENS,
-            limits.max_num_batched_tokens,
-            limits.max_model_len - 2,
-            (limits.num_blocks - 1) * limits.block_size - 1,
-        )
-        if num_tokens < 1:
-            return
-        tokens = tuple(token % limits.vocab_size for token in range(num_tokens))
-        sequence = NewSequence(1, tokens, num_tokens, 0, SamplingParams(temperature=1.0), StoppingParams(max_tokens=2))
-        num_blocks = -(-(num_tokens + 1) // limits.block_size)
-        prompt = StepBatch(
-            0, 1, (), (sequence,), (1,), (num_tokens,), (0,), (num_blocks,), tuple(range(1, num_blocks + 1))
-        )
-        token = StepBatch(
-            0, 2, handles=(1,), num_scheduled_tokens=(1,), num_computed_tokens=(num_tokens,), num_new_blocks=(0,)
-        )
-        for batch in (prompt, token):
+        for batch in warm_up_steps(self._limits):
             failure = self.run(batch).failure
             if failure is not None:
                 raise RuntimeError(f"the warm-up step failed: {failure.message}")
@@ -130,7 +112,7 @@ class ModelRunner:
         except Exception as error:
             logger.exception("step failed", extra={"fields": {"session": batch.session, "step": batch.step}})
             self._lose(batch)
-            return StepResult(batch.session, batch.step, failure=_failure(error))
+            return StepResult(batch.session, batch.step, failure=failure_of(error))
         finally:
             if self._pages is not None:
                 self._pages.end()
@@ -217,7 +199,28 @@ class ModelRunner:
             self._table.end(handle)
 
 
-def _failure(error: Exception) -> StepFailure:
+def warm_up_steps(limits: Limits) -> tuple[StepBatch, ...]:
+    """Return the steps that warm a runner up: a short prompt, and one token after it; none where none fit."""
+    num_tokens = min(
+        WARM_UP_TOKENS,
+        limits.max_num_batched_tokens,
+        limits.max_model_len - 2,
+        (limits.num_blocks - 1) * limits.block_size - 1,
+    )
+    if num_tokens < 1:
+        return ()
+    tokens = tuple(token % limits.vocab_size for token in range(num_tokens))
+    sequence = NewSequence(1, tokens, num_tokens, 0, SamplingParams(temperature=1.0), StoppingParams(max_tokens=2))
+    num_blocks = -(-(num_tokens + 1) // limits.block_size)
+    prompt = StepBatch(0, 1, (), (sequence,), (1,), (num_tokens,), (0,), (num_blocks,), tuple(range(1, num_blocks + 1)))
+    token = StepBatch(
+        0, 2, handles=(1,), num_scheduled_tokens=(1,), num_computed_tokens=(num_tokens,), num_new_blocks=(0,)
+    )
+    return prompt, token
+
+
+def failure_of(error: Exception) -> StepFailure:
+    """Return the failure of a step that raised an error."""
     message = f"{type(error).__name__}: {error}"
     # The CPU allocator has no exception type of its own.
     out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in message

@@ -6,8 +6,9 @@ of these it tells the prompt's, from the first that is wanted on. Whoever is rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,12 @@ class PromptScorer:
         gather_logprobs: GatherLogprobs,
         finite_rows: FiniteRows,
         table: SequenceTable,
+        put: Callable[[npt.NDArray[np.generic]], Tensor] = torch.from_numpy,
+        read: Callable[[Tensor], npt.NDArray[Any]] = Tensor.numpy,
     ) -> None:
+        """`put` brings arrays to where the model's tensors are, `read` tensors back."""
+        self._put = put
+        self._read = read
         self._compute_logits = compute_logits
         self._gather_logprobs = gather_logprobs
         self._finite_rows = finite_rows
@@ -65,12 +71,28 @@ class PromptScorer:
         """
         if not self._table.sampler.wanted_prompts:
             return {}
-        told = self._told(inputs, sound)
+        metadata = inputs.metadata
+        context_lens = metadata.context_lens_host
+        assert context_lens is not None  # InputBatchBuilder
+        return self.score_rows(inputs.rows, inputs.slots, metadata.query_start.numpy(), context_lens, hidden, sound)
+
+    def score_rows(
+        self,
+        rows: Ints,
+        slots: Ints,
+        query_start: npt.NDArray[np.int32],
+        context_lens: Sequence[int],
+        hidden: Tensor,
+        sound: npt.NDArray[np.bool_],
+    ) -> dict[int, PromptLogprobs]:
+        """Return what `score` does of R rows: their places in the batch, slots, where their tokens begin in hidden, and
+        contexts.
+        """
+        told = self._told(slots, context_lens, sound)
         if not told:
             return {}
-        starts = inputs.metadata.query_start
-        places = np.concatenate([int(starts[each.row]) + each.start + np.arange(each.num_tokens) for each in told])
-        token_ids = np.concatenate([self._tokens(each, inputs) for each in told])
+        places = np.concatenate([query_start[each.row] + each.start + np.arange(each.num_tokens) for each in told])
+        token_ids = np.concatenate([self._tokens(each, slots) for each in told])
         num_top = max(each.num_top for each in told)
         logprobs, top_ids, tops, finite = self._gather(hidden, places, token_ids, num_top)
         scored: dict[int, PromptLogprobs] = {}
@@ -80,28 +102,28 @@ class PromptScorer:
             if not finite[part].all():
                 sound[each.row] = False
                 continue
-            scored[int(inputs.rows[each.row])] = PromptLogprobs(
+            scored[int(rows[each.row])] = PromptLogprobs(
                 each.first_token_index, logprobs[part], top_ids[part, : each.num_top], tops[part, : each.num_top]
             )
         return scored
 
-    def _told(self, inputs: InputBatch, sound: npt.NDArray[np.bool_]) -> list[_Told]:
+    def _told(self, slots: Ints, context_lens: Sequence[int], sound: npt.NDArray[np.bool_]) -> list[_Told]:
         wanted = self._table.sampler.wanted_prompts
         told = []
-        for row, slot in enumerate(inputs.slots.tolist()):
+        for row, slot in enumerate(slots.tolist()):
             prompt = wanted.get(slot)
             if prompt is None or not sound[row]:
                 continue
             first = max(int(self._table.num_computed_tokens[slot]) + 1, prompt.first_token_index)
-            end = min(inputs.metadata.context_lens_host[row] + 1, prompt.num_prompt_tokens)
+            end = min(context_lens[row] + 1, prompt.num_prompt_tokens)
             if end > first:
                 start = first - 1 - int(self._table.num_computed_tokens[slot])
                 told.append(_Told(row, start, first, end - first, prompt.num_top))
         return told
 
-    def _tokens(self, told: _Told, inputs: InputBatch) -> Ints:
+    def _tokens(self, told: _Told, slots: Ints) -> Ints:
         end = told.first_token_index + told.num_tokens
-        return self._table.tokens[inputs.slots[told.row], told.first_token_index : end].astype(np.int64)
+        return self._table.tokens[slots[told.row], told.first_token_index : end].astype(np.int64)
 
     def _gather(
         self, hidden: Tensor, places: Ints, token_ids: Ints, num_top: int
@@ -113,10 +135,10 @@ class PromptScorer:
         finite = np.zeros(len(places), dtype=bool)
         for start in range(0, len(places), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
-            logits = self._compute_logits(hidden[torch.from_numpy(places[part])])
-            finite[part] = self._finite_rows(logits).numpy()
+            logits = self._compute_logits(hidden[self._put(places[part])])
+            finite[part] = self._read(self._finite_rows(logits))
             # What is not finite is told to nobody; the op wants none of it.
-            logits[torch.from_numpy(~finite[part])] = 0
-            gathered = self._gather_logprobs(logits, torch.from_numpy(token_ids[part]), num_top)
-            logprobs[part], top_ids[part], tops[part] = (each.numpy() for each in gathered)
+            logits[self._put(~finite[part])] = 0
+            gathered = self._gather_logprobs(logits, self._put(token_ids[part]), num_top)
+            logprobs[part], top_ids[part], tops[part] = map(self._read, gathered)
         return logprobs, top_ids, tops, finite

@@ -80,16 +80,8 @@ class Sampler:
 
     def _forbid(self, logits: Tensor, state: SamplerState, slots: Ints, is_short: npt.NDArray[np.bool_]) -> None:
         """Make the logits of tokens that may not come next negative infinity; is_short is [N], before min_tokens."""
-        if state.stops and is_short.any():
-            token_ids, _, begins, ends = state.stops.places(slots)
-            self._forbid_lists(logits, token_ids, begins, np.where(is_short, ends, begins))
-        if state.forbidden:
-            token_ids, _, begins, ends = state.forbidden.places(slots)
+        for token_ids, begins, ends in forbidden_places(state, slots, is_short, logits.shape[1]):
             self._forbid_lists(logits, token_ids, begins, ends)
-        if state.bad_words:
-            lists = [_completing(state, slot, logits.shape[1], short) for slot, short in _pairs(slots, is_short)]
-            ends = np.cumsum([len(each) for each in lists])
-            self._forbid_lists(logits, np.concatenate(lists), np.concatenate(([0], ends[:-1])), ends)
 
     def _forbid_lists(self, logits: Tensor, token_ids: Ints, begins: Ints, ends: Ints) -> None:
         self._kernels.forbid_tokens(
@@ -122,6 +114,25 @@ class Sampler:
         sampled, top_ids, top = self._kernels.gather_logprobs(raw, torch.from_numpy(token_ids[rows]), int(wanted.max()))
         columns = zip(rows.tolist(), sampled.tolist(), top_ids.numpy(), top.numpy(), wanted.tolist(), strict=True)
         return {row: TokenLogprobs(logprob, ids[:count], tops[:count]) for row, logprob, ids, tops, count in columns}
+
+
+def forbidden_places(
+    state: SamplerState, slots: Ints, is_short: npt.NDArray[np.bool_], vocab: int
+) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Yield lists of tokens that may not come next, [A], and where those of each row begin and end in them, [N] each.
+
+    is_short is [N], before min_tokens; vocab tokens there are.
+    """
+    if state.stops and is_short.any():
+        token_ids, _, begins, ends = state.stops.places(slots)
+        yield token_ids, begins, np.where(is_short, ends, begins)
+    if state.forbidden:
+        token_ids, _, begins, ends = state.forbidden.places(slots)
+        yield token_ids, begins, ends
+    if state.bad_words:
+        lists = [_completing(state, slot, vocab, short) for slot, short in _pairs(slots, is_short)]
+        ends = np.cumsum([len(each) for each in lists])
+        yield np.concatenate(lists), np.concatenate(([0], ends[:-1])), ends
 
 
 def _changes_logits(state: SamplerState) -> bool:

@@ -52,6 +52,8 @@ class SequenceTable:
         """int64 [slots]: tokens whose KV is computed. Between steps a live stay has one or more that are not."""
         self.num_blocks = np.zeros(capacity, dtype=np.int64)
         """int64 [slots]: length of the block table."""
+        self.num_pending = np.zeros(capacity, dtype=np.int64)
+        """int64 [slots]: how many of the known tokens, the last ones, are counted but still being sampled."""
         self._end_at = np.zeros(capacity, dtype=np.int64)
 
     def __contains__(self, handle: int) -> bool:
@@ -134,6 +136,37 @@ class SequenceTable:
             if is_full or token_id in self._stop_token_ids[slot]:
                 self.end(self._handles[slot])
 
+    def expect_tokens(self, slots: npt.NDArray[np.int64]) -> None:
+        """Count a token that is being sampled for each of the distinct `slots`, and end the stays that are full then.
+
+        Until `settle_tokens` its id is not known here.
+        """
+        after = self.num_tokens[slots] + 1
+        self.num_tokens[slots] = after
+        self.num_pending[slots] += 1
+        for slot in slots[after >= self._end_at[slots]].tolist():
+            self.end(self._handles[slot])
+
+    def settle_tokens(
+        self, slots: npt.NDArray[np.int64], places: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]
+    ) -> list[int]:
+        """Take in the expected token of each of the distinct `slots`, by its index in the sequence.
+
+        Return the handles of the stays that one of their stop tokens has ended.
+        """
+        self.tokens[slots, places] = token_ids
+        self.num_pending[slots] -= 1
+        slot_list, token_list = slots.tolist(), token_ids.tolist()
+        self.sampler.append(slot_list, token_list)
+        stopped = [
+            self._handles[slot]
+            for slot, token_id in zip(slot_list, token_list, strict=True)
+            if token_id in self._stop_token_ids[slot]
+        ]
+        for handle in stopped:
+            self.end(handle)
+        return stopped
+
     def check_invariants(self) -> None:
         """Raise AssertionError where counters do not fit together or sampler state is not the rebuild from the
         record.
@@ -148,6 +181,7 @@ class SequenceTable:
             assert self._handles[slot] == handle, f"slot {slot} names another handle than {handle}"
             num_tokens, num_blocks = int(self.num_tokens[slot]), int(self.num_blocks[slot])
             computed = int(self.num_computed_tokens[slot])
+            assert 0 <= self.num_pending[slot] < num_tokens, f"handle {handle}: waits for tokens that are not counted"
             assert 0 <= computed < num_tokens <= self._limits.max_model_len, f"handle {handle}: counters out of order"
             assert computed <= num_blocks * self._limits.block_size, f"handle {handle}: computed tokens without a block"
             table = self.block_tables[slot]
@@ -157,19 +191,21 @@ class SequenceTable:
             self.sampler.check_equal(slot, self.record(handle))
         free = np.array(self._free, dtype=np.int64)
         assert not self.num_computed_tokens[free].any(), "a free slot has computed tokens"
+        assert not self.num_pending[free].any(), "a free slot waits for a token"
         assert not self.block_tables[free].any(), "a free slot has blocks"
 
     def record(self, handle: int) -> NewSequence:
         """Return the full record of a live stay as it stands: what a NewSequence would carry now."""
         slot = self._slots[handle]
-        return replace(self._records[slot], token_ids=tuple(self.tokens[slot, : self.num_tokens[slot]].tolist()))
+        known = self.num_tokens[slot] - self.num_pending[slot]
+        return replace(self._records[slot], token_ids=tuple(self.tokens[slot, :known].tolist()))
 
     def _forget(self, handle: int) -> None:
         slot = self._slots.pop(handle)
         del self._records[slot]
         self.sampler.remove(slot)
         self.block_tables[slot, : self.num_blocks[slot]] = NULL_BLOCK
-        self.num_tokens[slot] = self.num_computed_tokens[slot] = self.num_blocks[slot] = 0
+        self.num_tokens[slot] = self.num_computed_tokens[slot] = self.num_blocks[slot] = self.num_pending[slot] = 0
         self._free.append(slot)
 
     def _grow(self) -> None:
@@ -181,7 +217,7 @@ class SequenceTable:
         self.sampler.grow(2 * old)
         self.tokens = np.concatenate((self.tokens, np.zeros_like(self.tokens)))
         self.block_tables = np.concatenate((self.block_tables, np.zeros_like(self.block_tables)))
-        self.num_tokens, self.num_computed_tokens, self.num_blocks, self._end_at = (
-            np.concatenate((column, np.zeros(old, dtype=np.int64)))
-            for column in (self.num_tokens, self.num_computed_tokens, self.num_blocks, self._end_at)
+        columns = (self.num_tokens, self.num_computed_tokens, self.num_blocks, self.num_pending, self._end_at)
+        self.num_tokens, self.num_computed_tokens, self.num_blocks, self.num_pending, self._end_at = (
+            np.concatenate((column, np.zeros(old, dtype=np.int64))) for column in columns
         )

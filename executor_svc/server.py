@@ -5,39 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
-import time
 from collections.abc import Awaitable
 
 import grpc
-import torch
 from prometheus_client import CollectorRegistry
 
 from executor_svc.batch import ExecutorInfo, Limits
-from executor_svc.capacity import Wanted, plan_limits
-from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.fingerprint import fingerprint
-from executor_svc.kernels import KernelSet, build_kernels
-from executor_svc.kernels.native.build import KernelBuildError
-from executor_svc.kernels.profiled import OpTimes, profiled
-from executor_svc.kv_cache import KVCache, block_bytes
-from executor_svc.kv_pages import KvPages
-from executor_svc.memory import available_memory, default_kv_memory
-from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState, OpSeconds
-from executor_svc.model_runner import ModelRunner
-from executor_svc.models import CausalLM, ServedConfig, load_model, read_config
-from executor_svc.sampler import Sampler
+from executor_svc.kernels.profiled import OpTimes
+from executor_svc.load import Load, num_threads, plan_load
+from executor_svc.metrics import ExecutorMetrics, LiveState, OpSeconds
 from executor_svc.servicer import ExecutorService
 from executor_svc.ticks import DeviceTicks
 from executor_svc.worker import Worker
 from octavo.internal.executor.v1.executor_pb2_grpc import add_ExecutorServiceServicer_to_server
-from octavo.models import PreparedModel, open_prepared
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.metrics import MetricsServer
 from octavo.rpc.progress import StallLog, StallWatch
 from octavo.rpc.server import RpcServer, wait_for_signal
-from octavo.rpc.settings import SettingsError
 from octavo.rpc.stages import Stages
 from octavo.settings import ExecutorSettings
 
@@ -112,7 +98,7 @@ class ExecutorServer:
             self._live_state.holdings = load.holdings
             if self._op_times is not None:
                 self._op_times.clear()
-            info = _info(settings, load, runner)
+            info = _info(settings, load, runner.limits)
             servicer = self._servicer = ExecutorService(info, self._worker)
             add_ExecutorServiceServicer_to_server(servicer, self._rpc.server)
             await self._rpc.start(SERVICE_NAME)
@@ -203,144 +189,7 @@ async def serve(settings: ExecutorSettings, stages: Stages) -> int:
     return code
 
 
-def _device(name: str) -> torch.device:
-    if name != "cpu":
-        raise SettingsError(f"--device {name}: this executor runs on cpu only")
-    return torch.device(name)
-
-
-def _kernels(settings: ExecutorSettings, device: torch.device) -> KernelSet:
-    try:
-        kernels = build_kernels(settings.kernels, _num_threads(settings), device)
-    except (ValueError, KernelBuildError) as error:
-        raise SettingsError(f"--kernels {settings.kernels}: {error}") from None
-    if settings.deterministic and not kernels.batch_invariant:
-        raise SettingsError(
-            f"--deterministic: the results of --kernels {kernels.name} depend on the batch; cpu's do not"
-        )
-    return kernels
-
-
-def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | None = None) -> Load:
-    """Return what loads the model on the device thread. `op_times`: where the ops' time is counted.
-
-    Raises SettingsError and ModelError.
-    """
-    device = _device(settings.device)
-    dtype = resolve_dtype(settings.dtype, device, cpu_features())
-    kernels = _kernels(settings, device)
-    if op_times is not None:
-        kernels = profiled(kernels, op_times)
-    stages.done("kernels")
-    prepared = open_prepared(settings.model)
-    prepared.check_weights()
-    return Load(settings, prepared, dtype, device, kernels, stages)
-
-
-class Load:
-    """Loads weights, takes KV memory, warms up: called once, on the device thread, whose thread pool is made here."""
-
-    def __init__(
-        self,
-        settings: ExecutorSettings,
-        prepared: PreparedModel,
-        dtype: torch.dtype,
-        device: torch.device,
-        kernels: KernelSet,
-        stages: Stages,
-    ) -> None:
-        self._settings = settings
-        self.prepared = prepared
-        self.dtype = dtype
-        self._device = device
-        self.kernels = kernels
-        self._stages = stages
-        self._weights_bytes = 0
-        self.architecture = self.code = ""
-        """What is loaded, and whose code runs it; empty before that."""
-        self.holdings: Holdings | None = None
-        """What has been loaded; None before that."""
-        self._pages: KvPages | None = None
-
-    def stop(self) -> None:
-        """End what goes on beside the device thread. Idempotent."""
-        if self._pages is not None:
-            self._pages.stop()
-
-    def __call__(self) -> ModelRunner:
-        """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
-        started = time.monotonic()
-        settings, dtype, device = self._settings, self.dtype, self._device
-        torch.set_num_threads(_num_threads(settings))
-        if settings.kv_memory is not None:
-            # Said before the weights are read, which may take minutes. What is free is known only after that.
-            self._limits(read_config(self.prepared), settings.kv_memory)
-        model = load_model(self.prepared, dtype, device, self.kernels, self._progress, settings.max_model_len)
-        self.architecture, self.code = model.config.architecture, model.code
-        if settings.deterministic and self.code != CausalLM.code:
-            raise SettingsError(
-                f"--deterministic: {self.architecture} is run by {self.code}, whose results depend on the batch"
-            )
-        self._stages.done("weights")
-        limits = self._limits(model.config, default_kv_memory())
-        if settings.max_model_len is None and model.config.unstretched_length < model.config.max_position_embeddings:
-            fields = {"max_model_len": limits.max_model_len, "longest": model.config.max_position_embeddings}
-            logger.warning(
-                "the model takes longer sequences if --max-model-len asks for them", extra={"fields": fields}
-            )
-        kv_bytes = limits.num_blocks * block_bytes(model.config, settings.block_size, dtype)
-        _warn_of_memory(kv_bytes)
-        kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)
-        if device.type == "cpu":
-            self._pages = KvPages(kv_cache)
-        runner = ModelRunner(model, kv_cache, Sampler(self.kernels), limits, self._pages)
-        runner.warm_up()
-        if self._pages is not None:
-            self._pages.start()
-        self._stages.done("warm-up")
-        # The null block is nobody's.
-        load_seconds = time.monotonic() - started
-        self.holdings = Holdings(self._weights_bytes, load_seconds, limits.num_blocks - 1, kv_bytes)
-        return runner
-
-    def _limits(self, config: ServedConfig, kv_memory: int) -> Limits:
-        """Return what is held; `kv_memory`: bytes for KV, where the settings name none. Raises SettingsError."""
-        settings = self._settings
-        return plan_limits(
-            Wanted(
-                settings.block_size,
-                settings.max_num_seqs,
-                settings.max_num_batched_tokens,
-                settings.max_model_len,
-                settings.kv_memory,
-            ),
-            vocab_size=config.vocab_size,
-            max_position_embeddings=min(config.max_position_embeddings, self.prepared.max_position_embeddings),
-            block_bytes=block_bytes(config, settings.block_size, self.dtype),
-            default_kv_memory=kv_memory,
-            unstretched_length=config.unstretched_length,
-            window=config.window,
-        )
-
-    def _progress(self, done: int, total: int) -> None:
-        size = self.dtype.itemsize
-        self._weights_bytes = total * size
-        self._stages.progress("weights", done * size, total * size)
-
-
-def _warn_of_memory(kv_bytes: int) -> None:
-    """Pages of the KV memory are taken as they are first written: what does not fit shows only under load."""
-    available = available_memory()
-    if kv_bytes > available:
-        fields = {"kv_bytes": kv_bytes, "available_bytes": available}
-        logger.warning("there is less memory available than --kv-memory takes", extra={"fields": fields})
-
-
-def _num_threads(settings: ExecutorSettings) -> int:
-    return settings.threads or len(os.sched_getaffinity(0))
-
-
-def _info(settings: ExecutorSettings, load: Load, runner: ModelRunner) -> ExecutorInfo:
+def _info(settings: ExecutorSettings, load: Load, limits: Limits) -> ExecutorInfo:
     prepared = load.prepared
     return ExecutorInfo(
         incarnation=secrets.token_hex(16),
@@ -349,7 +198,7 @@ def _info(settings: ExecutorSettings, load: Load, runner: ModelRunner) -> Execut
         model_revision=prepared.revision,
         tokenizer_hash=prepared.tokenizer_hash,
         fingerprint=fingerprint(model_revision=prepared.revision, dtype=load.dtype, kernels=load.kernels.build),
-        limits=runner.limits,
+        limits=limits,
     )
 
 
@@ -368,7 +217,7 @@ def _figures(settings: ExecutorSettings, info: ExecutorInfo, load: Load) -> dict
         "kernels": load.kernels.name,
         "kernels_build": load.kernels.build,
         "kernels_by_reference": ", ".join(load.kernels.by_reference),
-        "threads": _num_threads(settings),
+        "threads": num_threads(settings),
         "block_size": info.limits.block_size,
         "num_blocks": info.limits.num_blocks,
         "kv_tokens": (info.limits.num_blocks - 1) * info.limits.block_size,

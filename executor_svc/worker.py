@@ -9,14 +9,16 @@ import asyncio
 import logging
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Thread
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from executor_svc.batch import StepBatch, StepFailureReason, StepResult
+from executor_svc.flights import Flights, Landed, LaunchingRunner
 from executor_svc.ticks import DeviceTicks
 
 logger = logging.getLogger(__name__)
@@ -24,11 +26,19 @@ logger = logging.getLogger(__name__)
 _SHOWN_FRAMES = 12
 
 
-class StepRunner(Protocol):
-    """What the thread drives. All of it runs on the thread."""
+class SessionRunner(Protocol):
+    """What the thread drives: a StepRunner or a LaunchingRunner. All of it runs on the thread."""
 
     def reset(self) -> None:
         """Forget every sequence."""
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the state contradicts itself."""
+
+
+@runtime_checkable
+class StepRunner(SessionRunner, Protocol):
+    """Runs a step to its end before the next one is looked at."""
 
     def run(self, batch: StepBatch) -> StepResult:
         """Run a step. Errors of the step are part of the result; what it raises ends the thread."""
@@ -36,11 +46,9 @@ class StepRunner(Protocol):
     def refuse(self, batch: StepBatch) -> StepResult:
         """Answer a step that was in flight behind a failed one, without running it."""
 
-    def check_invariants(self) -> None:
-        """Raise AssertionError where the state contradicts itself."""
 
-
-RunnerType = TypeVar("RunnerType", bound=StepRunner)
+RunnerType = TypeVar("RunnerType", bound=SessionRunner)
+Runner = StepRunner | LaunchingRunner[Any]
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,7 @@ class Session:
     unheard.
     """
 
-    def __init__(
-        self, number: int, queue: SimpleQueue[_Begin | _Step | None], deliver: Callable[[SessionEvent], None]
-    ) -> None:
+    def __init__(self, number: int, queue: SimpleQueue[_Item], deliver: Callable[[SessionEvent], None]) -> None:
         self.number = number
         self.closed = False
         self._queue = queue
@@ -103,6 +109,10 @@ class _Step:
     submitted: float
 
 
+_Item = _Begin | _Step | Landed[Any] | None
+"""What the thread is told: a session begins, a step is to be run, a launched one can land; None: stop."""
+
+
 class Worker:
     """The device thread.
 
@@ -122,13 +132,15 @@ class Worker:
         self._is_at_work = False
         self._on_answer = on_answer
         self._check_invariants = check_invariants
-        self._runner: StepRunner
-        self._queue: SimpleQueue[_Begin | _Step | None] = SimpleQueue()
+        self._runner: SessionRunner
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
         self._thread: Thread
         self._loop: asyncio.AbstractEventLoop
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
+        self._failures = 0
+        """Steps of the session that have failed, as far as it is known; of a runner that launches."""
 
     @property
     def is_busy(self) -> bool:
@@ -154,7 +166,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         loaded: list[RunnerType] = []
 
-        def load_runner() -> StepRunner:
+        def load_runner() -> SessionRunner:
             loaded.append(load())
             return loaded[0]
 
@@ -188,7 +200,7 @@ class Worker:
         await self._ended.wait()
         self._thread.join()
 
-    def _main(self, load: Callable[[], StepRunner]) -> None:
+    def _main(self, load: Callable[[], SessionRunner]) -> None:
         try:
             self._runner = load()
         except BaseException as error:
@@ -196,7 +208,11 @@ class Worker:
         else:
             self._tell(self._ready.set)
             try:
-                self._work()
+                if isinstance(self._runner, LaunchingRunner):
+                    self._work_ahead(self._runner)
+                else:
+                    assert isinstance(self._runner, StepRunner)
+                    self._work(self._runner)
             except BaseException as error:
                 logger.critical("the device thread died", exc_info=error)
                 self._error = error
@@ -204,7 +220,7 @@ class Worker:
         self._tell(self._ended.set)
         self._tell(self._ready.set)
 
-    def _work(self) -> None:
+    def _work(self, runner: StepRunner) -> None:
         failures = 0
         ended: float | None = None
         while (item := self._next_item()) is not None:
@@ -214,12 +230,12 @@ class Worker:
                 continue
             if isinstance(item, _Begin):
                 failures, ended = 0, None
-                self._runner.reset()
+                runner.reset()
                 self._tell(session.receive, SessionReady(session.number))
                 continue
             batch, started = item.batch, perf_counter()
             refused = item.failures_told < failures
-            result = self._runner.refuse(batch) if refused else self._runner.run(batch)
+            result = runner.refuse(batch) if refused else runner.run(batch)
             # A step of new sequences alone had nothing to go on with: the wait before it was for them to come.
             is_fresh = len(batch.handles) == len(batch.new_sequences)
             idle = None if ended is None or is_fresh else started - ended
@@ -227,12 +243,61 @@ class Worker:
             if result.failure is not None and not refused:
                 failures += 1
             if self._check_invariants:
-                self._runner.check_invariants()
+                runner.check_invariants()
             # The loop puts the times in: whatever is done here makes the device wait.
             self._tell(self._answer, item, result, started - item.submitted, idle)
 
-    def _next_item(self) -> _Begin | _Step | None:
-        self._is_at_work = False
+    def _work_ahead(self, runner: LaunchingRunner[Any]) -> None:
+        """Launch each step as soon as it is there and the runner can, and answer the launched ones as they land."""
+        waiting: deque[_Begin | _Step] = deque()
+        flights: Flights[Any, tuple[_Step, float]] = Flights(runner, self._queue.put)
+        is_stopping = False
+        self._failures = 0
+        with flights:
+            while waiting or flights or not is_stopping:
+                item = self._next_item(is_at_work=bool(waiting or flights))
+                self.ticks.tick()
+                if item is None:
+                    is_stopping = True
+                elif isinstance(item, Landed):
+                    (step, queued), result = flights.land(item)
+                    if self._check_invariants:
+                        self._runner.check_invariants()
+                    self._tell(self._answer, step, result, queued, result.timings.idle)
+                else:
+                    waiting.append(item)
+                while waiting and self._advance(runner, flights, waiting[0]):
+                    waiting.popleft()
+
+    def _advance(
+        self, runner: LaunchingRunner[Any], flights: Flights[Any, tuple[_Step, float]], item: _Begin | _Step
+    ) -> bool:
+        """Begin a session or launch a step; False where something must land first."""
+        session = item.session
+        if session.closed:
+            return True
+        if isinstance(item, _Begin):
+            if flights:
+                return False
+            self._failures = 0
+            self._runner.reset()
+            self._tell(session.receive, SessionReady(session.number))
+            return True
+        if not runner.can_launch():
+            return False
+        queued = perf_counter() - item.submitted
+        if item.failures_told < self._failures:
+            flights.add(runner.refuse(item.batch), (item, queued))
+            return True
+        flight = runner.launch(item.batch)
+        if flight.result is not None and flight.result.failure is not None:
+            self._failures += 1
+        flights.add(flight, (item, queued))
+        return True
+
+    def _next_item(self, *, is_at_work: bool = False) -> Any:
+        """Wait for something to do; is_at_work: whether there is something meanwhile."""
+        self._is_at_work = is_at_work
         self.ticks.tick()
         item = self._queue.get()
         self._is_at_work = True

@@ -37,7 +37,7 @@ SCHEDULER_METRICS_PORT = 9102
 EXECUTOR_METRICS_PORT = 9103
 # What the services have, told here so that whoever starts them can check a name at once; a test compares the two.
 POLICIES = ("fcfs", "priority", "shortest-first")
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 KERNEL_SETS = ("reference", "cpu", "triton")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,A-Z]+")
 _CLASS = re.compile(r"\w+(\.\w+)*:\w+")
@@ -231,13 +231,15 @@ class ExecutorSettings(Settings):
     bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
     port: int = setting(EXECUTOR_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
     metrics_port: int = _metrics_port(EXECUTOR_METRICS_PORT)
-    device: str = setting("cpu", choices=DEVICES, help="device to run on: cpu")
+    device: str = setting("cpu", choices=DEVICES, help="device to run on: cpu, or cuda for a GPU")
     dtype: str = setting(
         "auto",
         choices=("auto", "float32", "bfloat16"),
-        help="type of weights and KV; auto: bfloat16 where the CPU computes it",
+        help="type of weights and KV; auto: bfloat16 where the device computes it",
     )
-    kernels: str = setting("cpu", choices=KERNEL_SETS, help="kernel set: reference, cpu, or triton on a GPU")
+    kernels: str | None = setting(
+        None, choices=KERNEL_SETS, help="kernel set: reference, cpu or triton; default: triton on a GPU, else cpu"
+    )
     deterministic: bool = setting(
         False, help="start only if every result is bit-equal whatever else is in a batch; set cpu always is"
     )
@@ -250,6 +252,13 @@ class ExecutorSettings(Settings):
     kv_memory: int | None = setting(
         None, parse=parse_bytes, least=1, help="memory for KV blocks, such as 4GiB; default: a share of what is free"
     )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        least=0.05,
+        most=1,
+        help="share of a GPU's memory that all together may take; KV blocks get what is left of it",
+    )
+    enforce_eager: bool = setting(False, help="launch decode steps on a GPU op by op, not as captured graphs")
     threads: int | None = setting(None, least=1, most=1024, help="CPU threads of the model; default: all cores")
     profile_ops: bool = setting(False, help="time each kind of op, for `octavo bench --profile`")
     stall_timeout: float = _stall_timeout()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from executor_svc import kernels
-from executor_svc.server import _device
+from executor_svc.load import KERNELS_OF_DEVICE
 from octavo.settings import DEVICES, KERNEL_SETS, POLICIES
 from scheduler_svc.policies.registry import BUILT_IN
 
@@ -19,5 +21,7 @@ def test_kernel_sets() -> None:
 
 
 def test_devices() -> None:
-    """The executor takes every device that can be named."""
-    assert [_device(name).type for name in DEVICES] == list(DEVICES)
+    """The executor has kernels for every device that can be named, and torch knows it by that name."""
+    assert sorted(KERNELS_OF_DEVICE) == sorted(DEVICES)
+    assert set(KERNELS_OF_DEVICE.values()) <= set(KERNEL_SETS)
+    assert [torch.device(name).type for name in DEVICES] == list(DEVICES)

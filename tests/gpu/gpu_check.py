@@ -6,9 +6,11 @@ GPU it makes the checks that need none, says so, and ends with 0.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,20 +20,25 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
 
+import service_rates as services
 from gpu_report import draw, table
 from kernel_checks import check_kernels
-from random_decoder import TINY, RandomDecoder, greedy
+from random_decoder import SHAPES, TINY, RandomDecoder, greedy
+from runner_checks import runner_problems
 from step_times import as_rows, attention_times, measure_rates, step_times
 
+from executor_svc.device.cuda import open_accelerator
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.sets.triton import GpuUnusableError, check_triton, find_gpu
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 TIME_LIMIT = 500.0
 """Seconds after which no further part begins."""
-NOT_MEASURED = "the executor has no --device cuda yet, so tokens per second through the three services are not measured"
+SERVICE_SECONDS = 110.0
+"""What a measurement through the services takes, about, with the start of these."""
+CLIENTS = (1, 32, 256)
 
 
 @dataclass
@@ -100,6 +107,42 @@ def check_results(report: Report, kernels: KernelSet, device: torch.device) -> N
             report.fail(f"seed {seed}: the tokens differ: {tokens}")
 
 
+def check_runner(report: Report, kernels: KernelSet, device: torch.device) -> None:
+    """Compare the executor's runner, with graphs and without, with the CPU's."""
+    report.say("the runner's tokens against the CPU's, float32")
+    with tempfile.TemporaryDirectory() as folder:
+        for problem in runner_problems(kernels, open_accelerator(device), Path(folder) / "tiny"):
+            report.fail(problem)
+
+
+def measure_services(report: Report, device: torch.device, deadline: float) -> None:
+    """Measure tokens per second through the three services, with graphs and without."""
+    report.say("through the three services")
+    report.figures["services"] = rows = []
+    shape = SHAPES[0]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = services.write_model(Path(scratch) / shape.name.lower(), shape, device, torch.bfloat16)
+        torch.cuda.empty_cache()
+        for graph in (True, False):
+            if monotonic() + SERVICE_SECONDS > deadline:
+                report.note(f"the time is up: {'with' if graph else 'without'} graphs the services are not measured")
+                continue
+            logs = Path(scratch) / f"logs-{graph}"
+            try:
+                rates = asyncio.run(
+                    services.service_rates(
+                        folder, logs, shape, device="cuda", dtype="bfloat16", graph=graph, clients=CLIENTS
+                    )
+                )
+            except (RuntimeError, OSError) as error:
+                report.fail(f"services, {'graphs' if graph else 'no graphs'}: {error}")
+                continue
+            rows += services.as_rows(rates)
+            for each in rates:
+                how = "graphs" if each.graph else "launch by launch"
+                report.say(f"  {each.clients} clients, {how}: {each.tokens_per_second:.0f} tokens/s")
+
+
 def measure(report: Report, kernels: KernelSet, device: torch.device, deadline: float) -> None:
     """Time attention and whole steps."""
     report.say("times")
@@ -137,10 +180,11 @@ def run(report: Report, device: torch.device) -> None:
         return
     report.device = torch.cuda.get_device_name(device)
     report.say(report.device)
-    torch.cuda.set_device(device)
     kernels = build_kernels("triton", device=device)
     parts: list[Callable[[], None]] = [
         lambda: check_results(report, kernels, device),
+        lambda: check_runner(report, kernels, device),
+        lambda: measure_services(report, device, started + TIME_LIMIT),
         lambda: measure(report, kernels, device, started + TIME_LIMIT),
     ]
     for part in parts:
@@ -149,13 +193,12 @@ def run(report: Report, device: torch.device) -> None:
                 part()
         except torch.OutOfMemoryError as error:
             report.fail(f"out of memory: {error}")
-    report.note(NOT_MEASURED)
 
 
 def main(folder: Path) -> int:
     """Write the report; return the exit code: 1 where something is wrong."""
     report = Report()
-    run(report, torch.device("cuda"))
+    run(report, torch.device("cuda", 0))
     folder.mkdir(parents=True, exist_ok=True)
     document = asdict(report)
     (folder / "gpu_check.json").write_text(json.dumps(document, indent=2) + "\n")

@@ -50,6 +50,16 @@ def table(document: Mapping[str, Any]) -> str:
     for each in figures["attention"]:
         shown = f"{each['device_seconds'] * 1e3:.3f} | {each['share_of_copy']:.0%}"
         lines.append(f"| {each['rows']} x {each['context']} | {shown} |")
+    if services := figures.get("services"):
+        lines += [
+            "",
+            "| through the three services | launched | tokens/s | first token, ms |",
+            "| --- | --- | --- | --- |",
+        ]
+    for each in services or ():
+        how = "one graph" if each["graph"] else "kernel by kernel"
+        times = f"{each['tokens_per_second']:.0f} | {each['first_token_seconds'] * 1e3:.0f}"
+        lines.append(f"| {each['model']}, {each['clients']} clients | {how} | {times} |")
     return "\n".join(lines) + "\n"
 
 

@@ -56,8 +56,11 @@ class RaggedBatch(Protocol):
         """Host copy."""
 
     @property
-    def context_lens_host(self) -> tuple[int, ...]:
-        """Host copy."""
+    def context_lens_host(self) -> tuple[int, ...] | None:
+        """Host copy. None: nothing of the host's may be read, so that what attention launches can be captured once and
+        made again over other contexts, blocks and rows that lie in the same tensors. Every row is then one token. Sets
+        that run on GPUs take it, and the reference.
+        """
 
 
 class PlanAttention(Protocol):

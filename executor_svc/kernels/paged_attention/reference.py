@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor_svc.kernels.paged_attention import RaggedBatch
+from executor_svc.kernels.paged_attention import PagedAttention, RaggedBatch
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,45 @@ def attend(
     return torch.einsum("hqc,chd->qhd", weights, values).to(query.dtype)
 
 
-def plan_attention(batch: RaggedBatch, block_size: int) -> ReferenceAttention:
+@dataclass(frozen=True)
+class ReferenceDecode:
+    """Rows of one token, whose contexts the host does not know: all of each table is read, the unseen is masked."""
+
+    block_tables: Tensor
+    context_lens: Tensor
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        scale: float,
+        *,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Tensor:
+        """See PagedAttention."""
+        rows, num_heads, head_dim = query.shape
+        num_kv_heads = key_cache.shape[2]
+        positions = torch.arange(self.block_tables.shape[1] * key_cache.shape[1], device=query.device)
+        seen = positions < self.context_lens[:, None]
+        if window:
+            seen &= positions >= self.context_lens[:, None] - window
+        # What is not seen may be NaN, which a weight of 0 does not take away.
+        unseen = ~seen[:, :, None, None]
+        keys = key_cache[self.block_tables].flatten(1, 2).float().masked_fill(unseen, 0)
+        values = value_cache[self.block_tables].flatten(1, 2).float().masked_fill(unseen, 0)
+        grouped = query.float().reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        scores = torch.einsum("rkgd,rckd->rkgc", grouped, keys) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(dim=-1)
+        mixed = torch.einsum("rkgc,rckd->rkgd", weights, values)
+        return mixed.reshape(rows, num_heads, head_dim).to(query.dtype)
+
+
+def plan_attention(batch: RaggedBatch, block_size: int) -> PagedAttention:
     """See PlanAttention."""
+    if batch.context_lens_host is None:
+        return ReferenceDecode(batch.block_tables, batch.context_lens)
     return ReferenceAttention(batch.block_tables, batch.query_lens, batch.context_lens_host, block_size)

@@ -14,7 +14,7 @@ from torch import Tensor
 from executor_svc.kernels.device_math.triton_impl import tanh
 from executor_svc.kernels.gpu import Budget, Gpu
 from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch
-from executor_svc.kernels.paged_attention.work import Work, plan_work
+from executor_svc.kernels.paged_attention.work import PlacedWork, Work, plan_decode, plan_work
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # One program's registers are at least a half of a multiprocessor's; its shared memory is what the smaller cards have.
@@ -191,14 +191,14 @@ def _shape(gpu: Gpu, head_dim: int, dtype: torch.dtype) -> _Shape:
     return _Shape(64, block_tokens, small_warps, large_warps, num_stages=max(1, min(3, stages)))
 
 
-class _PlacedWork:
-    """Work whose tables lie on the device."""
-
-    def __init__(self, work: Work, device: torch.device) -> None:
-        self.tile = work.tile
-        self.num_partials = work.num_partials
-        self.items = torch.from_numpy(work.items).to(device, non_blocking=True)
-        self.merges = torch.from_numpy(work.merges).to(device, non_blocking=True)
+def _placed(work: Work, device: torch.device) -> PlacedWork:
+    """Put the tables of work on the device."""
+    tables = torch.from_numpy(work.items), torch.from_numpy(work.merges)
+    if device.type == "cuda":
+        # Else the copy would wait for what the device is doing.
+        tables = tables[0].pin_memory(), tables[1].pin_memory()
+    items, merges = (table.to(device, non_blocking=True) for table in tables)
+    return PlacedWork(work.tile, items, merges, work.num_partials)
 
 
 class TritonAttention:
@@ -208,7 +208,7 @@ class TritonAttention:
         self._batch = batch
         self._block_size = block_size
         self._gpu = gpu
-        self._works: dict[tuple[int, int, int, int], list[_PlacedWork]] = {}
+        self._works: dict[tuple[int, int, int, int], list[PlacedWork]] = {}
 
     def __call__(
         self,
@@ -231,23 +231,24 @@ class TritonAttention:
 
     def _cut(
         self, group: int, num_kv_heads: int, window: int, large_tile: int, device: torch.device
-    ) -> list[_PlacedWork]:
+    ) -> list[PlacedWork]:
         kind = group, num_kv_heads, window, large_tile
         if kind not in self._works:
-            works = plan_work(
-                self._batch,
-                group=group,
-                num_kv_heads=num_kv_heads,
-                window=window,
-                large_tile=large_tile,
-                processors=self._gpu.processors,
-            )
-            self._works[kind] = [_PlacedWork(work, device) for work in works]
+            self._works[kind] = self._plan(*kind, device)
         return self._works[kind]
+
+    def _plan(
+        self, group: int, num_kv_heads: int, window: int, large_tile: int, device: torch.device
+    ) -> list[PlacedWork]:
+        sizes = {"group": group, "num_kv_heads": num_kv_heads, "window": window, "large_tile": large_tile}
+        processors = self._gpu.processors
+        if self._batch.context_lens_host is None:
+            return [plan_decode(self._batch.context_lens, **sizes, processors=processors)]
+        return [_placed(work, device) for work in plan_work(self._batch, **sizes, processors=processors)]
 
     def _run(
         self,
-        work: _PlacedWork,
+        work: PlacedWork,
         shape: _Shape,
         query: Tensor,
         key_cache: Tensor,

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from fake_device import FakeDevice
 
 from executor_svc.kernels import KernelSet, build_kernels
 
@@ -69,6 +70,47 @@ def test_its_model_decodes_alike_with_two_sets(gpu_check: ModuleType) -> None:
     assert len(set(tokens[0][0])) > 3
 
 
+def test_its_runner_is_compared_token_by_token(gpu_check: ModuleType, tmp_path: Path) -> None:
+    """Launched one by one the tokens are the CPU's; graphs that hold nothing, as a device has that is not watched, are
+    found out.
+    """
+    from runner_checks import runner_problems
+
+    with torch.inference_mode():
+        problems = list(runner_problems(build_kernels("reference"), FakeDevice(), tmp_path / "tiny"))
+    assert problems
+    assert all(problem.startswith("runner with graphs, ") for problem in problems)
+
+
+@pytest.mark.full
+def test_its_services_serve(gpu_check: ModuleType, tmp_path: Path) -> None:
+    """A random model is written, prepared and served by three processes, and every client gets all its tokens."""
+    import asyncio
+    from dataclasses import replace
+
+    from random_decoder import TINY
+    from service_rates import as_rows, service_rates, write_model
+
+    shape = replace(TINY, intermediate=96)
+    folder = write_model(tmp_path / "tiny", shape, CPU, torch.float32)
+    flags = {"kv_memory": "16MiB", "threads": "1"}
+    rates = asyncio.run(
+        service_rates(
+            folder,
+            tmp_path / "logs",
+            shape,
+            device="cpu",
+            dtype="float32",
+            graph=True,
+            clients=(1, 3),
+            new_tokens=8,
+            flags=flags,
+        )
+    )
+    assert [(each["clients"], each["tokens"]) for each in as_rows(rates)] == [(1, 8), (3, 24)]
+    assert all(each.tokens_per_second > 0 and each.first_token_seconds > 0 for each in rates)
+
+
 def test_without_a_gpu_it_says_so_and_ends_well(
     gpu_check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,12 +133,15 @@ def test_its_picture_and_table_show_every_figure(gpu_check: ModuleType, tmp_path
     step |= {"host_seconds": 0.00150, "floor_seconds": 0.001, "over_floor": 1.23}
     attention = {"rows": 8, "context": 4096, "device_seconds": 0.0005, "share_of_copy": 0.87}
     rates = {"bytes_per_second": 3e12, "operations_per_second": 7e14}
+    service = {"model": "Llama-1B", "graph": False, "clients": 32, "tokens_per_second": 1234.5}
+    service |= {"first_token_seconds": 0.021}
     document = {
         "device": "a card",
         "torch": "2.13.0",
-        "figures": {"rates": rates, "steps": [step], "attention": [attention]},
+        "figures": {"rates": rates, "steps": [step], "attention": [attention], "services": [service]},
     }
     text = table(document)
+    assert "| Llama-1B, 32 clients | kernel by kernel | 1234 | 21 |" in text
     assert "| Llama-1B decode 8 x 1 | one graph | 1.23 | 1.50 | 1.00 | 1.23 |" in text
     assert "| 8 x 4096 | 0.500 | 87% |" in text
     draw(document, tmp_path / "picture.png")

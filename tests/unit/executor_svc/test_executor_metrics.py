@@ -12,7 +12,7 @@ from factories import make_llama
 from metrics_page import Page, page_of, scrape
 from prometheus_client import CollectorRegistry
 
-from executor_svc import server as server_module
+from executor_svc import load as load_module
 from executor_svc.batch import (
     RowStatus,
     StageTimings,
@@ -160,14 +160,14 @@ async def test_the_page_is_there_while_the_model_loads_and_tells_what_was_loaded
     """A scrape during the load finds no session and nothing held; after it, blocks, bytes and the time it took."""
     entered, leave = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
-    load_model = server_module.load_model
+    load_model = load_module.load_model
 
     def held_back(*arguments: object) -> object:
         loop.call_soon_threadsafe(entered.set)
         assert leave.wait(TIMEOUT)
         return load_model(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(server_module, "load_model", held_back)
+    monkeypatch.setattr(load_module, "load_model", held_back)
     server = ExecutorServer(settings)
     start = asyncio.create_task(server.start())
     await asyncio.wait_for(entered.wait(), TIMEOUT)
@@ -196,7 +196,7 @@ async def test_a_taken_metrics_port_is_said_before_the_model_is_loaded(
     """Loading can take minutes; the error names the flag, and no thread is left."""
     first = ExecutorServer(settings)
     await first.start()
-    monkeypatch.setattr(server_module, "load_model", None)
+    monkeypatch.setattr(load_module, "load_model", None)
     fields = {**vars(settings), "metrics_port": first.metrics_port}
     with pytest.raises(PortTakenError, match="--metrics-port"):
         await ExecutorServer(ExecutorSettings(**fields)).start()

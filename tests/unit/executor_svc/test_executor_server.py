@@ -19,7 +19,7 @@ import pytest
 from factories import make_llama
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from executor_svc import server as server_module
+from executor_svc import load as load_module
 from executor_svc.model_runner import ModelRunner
 from executor_svc.server import EXIT_FAILED, EXIT_OK, SERVICE_NAME, ExecutorServer
 from octavo.internal.executor.v1 import executor_pb2 as pb
@@ -170,7 +170,7 @@ async def test_death_of_the_device_thread(model: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"device": "cuda"}, SettingsError, "--device cuda: .* cpu only"),
+        ({"device": "cuda"}, SettingsError, "--device cuda: torch .* (built for CPUs alone|finds no GPU)"),
         ({"kernels": "reference", "deterministic": True}, SettingsError, "--deterministic: .*--kernels reference"),
         ({"kernels": "triton"}, SettingsError, "--kernels triton: these kernels run on GPUs, not on cpu"),
         ({"kernels": "none"}, SettingsError, "--kernels none: unknown kernel set .*reference, cpu"),
@@ -190,7 +190,7 @@ async def test_what_cannot_start(model: str, changes: dict[str, Any], error: typ
 @pytest.mark.asyncio
 async def test_too_little_kv_memory_is_said_before_the_weights(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What config and flag say is enough to know; weights can take minutes to read."""
-    monkeypatch.setattr(server_module, "load_model", lambda *_: pytest.fail("the weights were read"))
+    monkeypatch.setattr(load_module, "load_model", lambda *_: pytest.fail("the weights were read"))
     with pytest.raises(SettingsError, match="--kv-memory 1000 bytes"):
         await ExecutorServer(_settings(model, kv_memory=1000)).start()
     assert _device_threads() == []

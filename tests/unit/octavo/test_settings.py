@@ -86,7 +86,7 @@ def test_bad_value_names_its_source(argv: list[str], environ: dict[str, str], wo
         (GatewaySettings, ["--cors-origins", "https://A.org"], "--cors-origins"),
         (GatewaySettings, ["--api-keys", "/no/such"], "--api-keys='/no/such': must be a file that can be read"),
         (GatewaySettings, ["--chat-template", "/"], "--chat-template='/': must be a file that can be read"),
-        (ExecutorSettings, ["--device", "gpu"], "--device='gpu': must be one of cpu"),
+        (ExecutorSettings, ["--device", "gpu"], "--device='gpu': must be one of cpu, cuda"),
         (ExecutorSettings, ["--kernels", "gpu"], "--kernels='gpu': must be one of reference, cpu, triton"),
     ],
 )

@@ -1,0 +1,203 @@
+"""From settings to what runs the steps: device, kernels, weights, KV memory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+
+import torch
+
+from executor_svc.batch import Limits
+from executor_svc.capacity import Wanted, plan_limits
+from executor_svc.cpu_features import cpu_features, resolve_dtype
+from executor_svc.device import Device
+from executor_svc.device.cuda import open_accelerator
+from executor_svc.kernels import KernelSet, build_kernels
+from executor_svc.kernels.native.build import KernelBuildError
+from executor_svc.kernels.profiled import OpTimes, profiled
+from executor_svc.kernels.sets.triton import GpuUnusableError, find_gpu
+from executor_svc.kv_cache import KVCache, block_bytes
+from executor_svc.kv_pages import KvPages
+from executor_svc.memory import available_memory, default_kv_memory
+from executor_svc.metrics import Holdings
+from executor_svc.model_runner import ModelRunner
+from executor_svc.models import CausalLM, LoadedModel, ServedConfig, load_model, read_config
+from executor_svc.pipeline.load import DevicePlan, load_runner, out_of_memory
+from executor_svc.pipeline.runner import PipelinedRunner
+from executor_svc.sampler import Sampler
+from octavo.models import PreparedModel, open_prepared
+from octavo.rpc.settings import SettingsError
+from octavo.rpc.stages import Stages
+from octavo.settings import ExecutorSettings
+
+logger = logging.getLogger(__name__)
+
+KERNELS_OF_DEVICE = {"cpu": "cpu", "cuda": "triton"}
+"""The kernel set that a device is served with where none is named."""
+
+
+def torch_device(name: str) -> torch.device:
+    """Return the device. Raises SettingsError where it is not there, or will not do."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        try:
+            find_gpu(device)
+        except GpuUnusableError as error:
+            raise SettingsError(f"--device {name}: {error}") from None
+    return device
+
+
+def _kernels(settings: ExecutorSettings, device: torch.device) -> KernelSet:
+    name = settings.kernels or KERNELS_OF_DEVICE[device.type]
+    if device.type == "cuda" and name == "cpu":
+        raise SettingsError("--kernels cpu: these kernels run on CPUs; take triton with --device cuda, or reference")
+    try:
+        kernels = build_kernels(name, num_threads(settings), device)
+    except (ValueError, KernelBuildError) as error:
+        raise SettingsError(f"--kernels {name}: {error}") from None
+    if settings.deterministic and not kernels.batch_invariant:
+        raise SettingsError(
+            f"--deterministic: the results of --kernels {kernels.name} depend on the batch; cpu's do not"
+        )
+    return kernels
+
+
+def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | None = None) -> Load:
+    """Return what loads the model on the device thread. `op_times`: where the ops' time is counted.
+
+    Raises SettingsError and ModelError.
+    """
+    device = torch_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device, cpu_features())
+    kernels = _kernels(settings, device)
+    if op_times is not None:
+        kernels = profiled(kernels, op_times)
+    stages.done("kernels")
+    prepared = open_prepared(settings.model)
+    prepared.check_weights()
+    return Load(settings, prepared, dtype, device, kernels, stages)
+
+
+class Load:
+    """Loads weights, takes KV memory, warms up: called once, on the device thread, whose thread pool is made here."""
+
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        prepared: PreparedModel,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: KernelSet,
+        stages: Stages,
+    ) -> None:
+        self._settings = settings
+        self.prepared = prepared
+        self.dtype = dtype
+        self._device = device
+        self.kernels = kernels
+        self._stages = stages
+        self._weights_bytes = 0
+        self.architecture = self.code = ""
+        """What is loaded, and whose code runs it; empty before that."""
+        self.holdings: Holdings | None = None
+        """What has been loaded; None before that."""
+        self._pages: KvPages | None = None
+
+    def stop(self) -> None:
+        """End what goes on beside the device thread. Idempotent."""
+        if self._pages is not None:
+            self._pages.stop()
+
+    def __call__(self) -> ModelRunner | PipelinedRunner:
+        """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
+        started = time.monotonic()
+        settings, dtype, device = self._settings, self.dtype, self._device
+        torch.set_num_threads(num_threads(settings))
+        accelerator = open_accelerator(device) if device.type != "cpu" else None
+        if settings.kv_memory is not None:
+            # Said before the weights are read, which may take minutes. What is free is known only after that.
+            self._limits(read_config(self.prepared), settings.kv_memory)
+        with contextlib.ExitStack() as stack:
+            if accelerator is not None:
+                stack.enter_context(out_of_memory(accelerator, "the weights", "--dtype, or take a smaller model"))
+            model = load_model(self.prepared, dtype, device, self.kernels, self._progress, settings.max_model_len)
+        self.architecture, self.code = model.config.architecture, model.code
+        if settings.deterministic and self.code != CausalLM.code:
+            raise SettingsError(
+                f"--deterministic: {self.architecture} is run by {self.code}, whose results depend on the batch"
+            )
+        self._stages.done("weights")
+        runner = self._runner(model) if accelerator is None else self._pipelined(model, accelerator)
+        limits = runner.limits
+        if settings.max_model_len is None and model.config.unstretched_length < model.config.max_position_embeddings:
+            fields = {"max_model_len": limits.max_model_len, "longest": model.config.max_position_embeddings}
+            logger.warning(
+                "the model takes longer sequences if --max-model-len asks for them", extra={"fields": fields}
+            )
+        self._stages.done("warm-up")
+        # The null block is nobody's.
+        load_seconds = time.monotonic() - started
+        kv_bytes = limits.num_blocks * block_bytes(model.config, settings.block_size, dtype)
+        self.holdings = Holdings(self._weights_bytes, load_seconds, limits.num_blocks - 1, kv_bytes)
+        return runner
+
+    def _runner(self, model: LoadedModel) -> ModelRunner:
+        """Take KV memory on the host, and warm up."""
+        limits = self._limits(model.config, default_kv_memory())
+        _warn_of_memory(limits.num_blocks * block_bytes(model.config, limits.block_size, self.dtype))
+        kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, self.dtype, self._device)
+        pages = KvPages(kv_cache)
+        runner = ModelRunner(model, kv_cache, Sampler(self.kernels), limits, pages)
+        runner.warm_up()
+        pages.start()
+        self._pages = pages
+        return runner
+
+    def _pipelined(self, model: LoadedModel, accelerator: Device) -> PipelinedRunner:
+        """Take KV memory on an accelerator, capture graphs, and warm up."""
+        settings = self._settings
+        plan = DevicePlan(settings.gpu_memory_utilization, settings.kv_memory, settings.enforce_eager)
+
+        def limits_of(kv_memory: int) -> Limits:
+            return self._limits(model.config, kv_memory)
+
+        return load_runner(model, self.kernels, self.dtype, settings.block_size, plan, limits_of, accelerator)
+
+    def _limits(self, config: ServedConfig, kv_memory: int) -> Limits:
+        """Return what is held; `kv_memory`: bytes for KV, where the settings name none. Raises SettingsError."""
+        settings = self._settings
+        return plan_limits(
+            Wanted(
+                settings.block_size,
+                settings.max_num_seqs,
+                settings.max_num_batched_tokens,
+                settings.max_model_len,
+                settings.kv_memory,
+            ),
+            vocab_size=config.vocab_size,
+            max_position_embeddings=min(config.max_position_embeddings, self.prepared.max_position_embeddings),
+            block_bytes=block_bytes(config, settings.block_size, self.dtype),
+            default_kv_memory=kv_memory,
+            unstretched_length=config.unstretched_length,
+            window=config.window,
+        )
+
+    def _progress(self, done: int, total: int) -> None:
+        size = self.dtype.itemsize
+        self._weights_bytes = total * size
+        self._stages.progress("weights", done * size, total * size)
+
+
+def _warn_of_memory(kv_bytes: int) -> None:
+    """Pages of the KV memory are taken as they are first written: what does not fit shows only under load."""
+    available = available_memory()
+    if kv_bytes > available:
+        fields = {"kv_bytes": kv_bytes, "available_bytes": available}
+        logger.warning("there is less memory available than --kv-memory takes", extra={"fields": fields})
+
+
+def num_threads(settings: ExecutorSettings) -> int:
+    """Return the CPU threads of the model."""
+    return settings.threads or len(os.sched_getaffinity(0))

@@ -1,0 +1,108 @@
+"""From a loaded model to a runner on a device: memory is measured, KV blocks are taken, graphs captured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from executor_svc.batch import Limits
+from executor_svc.device import Device
+from executor_svc.kernels import KernelSet
+from executor_svc.kv_cache import KVCache, block_bytes
+from executor_svc.models import CausalLM, LoadedModel
+from executor_svc.pipeline.graphs import graph_sizes
+from executor_svc.pipeline.profile import measure, size
+from executor_svc.pipeline.runner import PipelinedRunner
+from octavo.rpc.settings import SettingsError
+
+logger = logging.getLogger(__name__)
+
+UNLIMITED = 1 << 60
+"""Bytes that no KV memory has."""
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What the settings say of a device."""
+
+    memory_share: float
+    """--gpu-memory-utilization."""
+    kv_memory: int | None
+    """--kv-memory, bytes."""
+    is_eager: bool
+    """--enforce-eager."""
+
+
+def load_runner(
+    model: LoadedModel,
+    kernels: KernelSet,
+    dtype: torch.dtype,
+    block_size: int,
+    plan: DevicePlan,
+    limits_of: Callable[[int], Limits],
+    device: Device,
+) -> PipelinedRunner:
+    """Return the runner. limits_of: what can be held with so many bytes for KV, where the settings name none.
+
+    Raises SettingsError, with the numbers, where something does not fit.
+    """
+    # Weights came on streams of the threads that loaded them.
+    device.synchronize()
+    captures = not plan.is_eager and _can_be_captured(model, kernels)
+    most = limits_of(UNLIMITED)
+    profile = measure(model, model.config, kernels, most, dtype, device, has_graphs=captures)
+    left = profile.kv_memory(plan.memory_share)
+    account = profile.account(plan.memory_share)
+    try:
+        limits = limits_of(left)
+    except SettingsError as error:
+        raise SettingsError(f"--gpu-memory-utilization {plan.memory_share}: {account}; {error}") from None
+    kv_bytes = limits.num_blocks * block_bytes(model.config, block_size, dtype)
+    fields = {"kv_bytes": kv_bytes, "left_bytes": left, "total_bytes": profile.total, "others_bytes": profile.others}
+    fields |= {"held_bytes": profile.held, "step_bytes": profile.step, "graph_bytes": profile.graphs}
+    logger.info("device memory measured", extra={"fields": fields})
+    if kv_bytes > left:
+        raise SettingsError(
+            f"--kv-memory {plan.kv_memory}: with --gpu-memory-utilization {plan.memory_share}, {account}, which leaves "
+            f"{size(left)} for KV; lower it, or raise --gpu-memory-utilization"
+        )
+    with device.on(device.compute), out_of_memory(device, f"{size(kv_bytes)} of KV blocks", "--gpu-memory-utilization"):
+        kv_cache = KVCache.allocate(model.config, limits.num_blocks, block_size, dtype, device.torch_device)
+    runner = PipelinedRunner(model, kv_cache, kernels, limits, device)
+    if captures:
+        with out_of_memory(device, "the graphs of decode steps", "--gpu-memory-utilization, or set --enforce-eager"):
+            runner.capture_graphs(graph_sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens)))
+    runner.warm_up()
+    return runner
+
+
+def _can_be_captured(model: LoadedModel, kernels: KernelSet) -> bool:
+    """Whether decode steps can be graphs; where not, say why."""
+    reason = None
+    if kernels.name != "triton":
+        reason = f"kernels of the set {kernels.name} read numbers on the host"
+    elif not isinstance(model, CausalLM):
+        reason = f"{model.config.architecture} is run by {model.code}, whose code may read numbers on the host"
+    elif model.config.experts is not None:
+        reason = "which experts a step needs is read on the host"
+    if reason is not None:
+        logger.info("decode steps are launched op by op", extra={"fields": {"reason": reason}})
+    return reason is None
+
+
+@contextmanager
+def out_of_memory(device: Device, what: str, lower: str) -> Iterator[None]:
+    """Turn a lack of the device's memory into a SettingsError with the numbers. `lower`: what to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        memory = device.memory()
+        raise SettingsError(
+            f"{what} do not fit into the memory of {device.name}: of {size(memory.total)}, {size(memory.in_use)} hold "
+            f"tensors of this executor, {size(memory.others)} others, and {size(memory.free)} are free; lower {lower} "
+            f"({str(error).splitlines()[0]})"
+        ) from None
