@@ -1,8 +1,8 @@
 """Puts figures into docs/performance.md: python bench/performance_page.py [--serve FILE ...] [--peers FILE ...].
 
 Tables and picture are made of what bench/serve.py and bench/peers.py wrote, and of nothing else; they replace what lies
-between the two marks of the page. Several files of peers of one machine become one table. Without --write the tables are
-only printed.
+between the two marks of the page. Several files of peers of one machine become one table. Without --write the tables
+are only printed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ def serve_table(figures: Mapping[str, Any]) -> str:
 
 
 def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several documents of bench/peers.py as one: what a later one measured again replaces what it had before."""
+    """Return several documents of bench/peers.py as one: what a later one measured again replaces what was there."""
     models: dict[str, dict[str, Any]] = {}
     notes: dict[str, None] = {}
     for document in documents:
         notes |= dict.fromkeys(document["notes"])
         for name, figures in document["models"].items():
-            to = models.setdefault(name, {"octavo": figures["octavo"], "workloads": {}, "unavailable": {}, "floors": {}})
+            empty: dict[str, Any] = {"workloads": {}, "unavailable": {}, "floors": {}}
+            to = models.setdefault(name, empty | {"octavo": figures["octavo"]})
             for workload, peers in figures["workloads"].items():
                 to["workloads"].setdefault(workload, {}).update(peers)
             to["unavailable"] |= figures["unavailable"]
