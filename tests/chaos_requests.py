@@ -76,14 +76,16 @@ def draw_requests(seed: int, count: int, seconds: float, vocabulary: int, max_to
 class Watcher:
     """Is told what happens to requests, by their index; does nothing."""
 
-    def got(self, index: int) -> None:
-        """A request has got something."""
+    def got(self, index: int, num_tokens: int) -> None:
+        """A request has got so many tokens, or text alone."""
 
     def ended(self, index: int, error: str) -> None:
         """A request has ended; `error` is empty where it has ended well."""
 
 
-async def run_request(client: octavo.AsyncClient, wanted: Wanted, on_token: Callable[[], None] = lambda: None) -> Seen:
+async def run_request(
+    client: octavo.AsyncClient, wanted: Wanted, on_delta: Callable[[int], None] = lambda _: None
+) -> Seen:
     """Run one request to its end, whatever happens. Nothing is asked again here: its client does that, or not."""
     seen = Seen()
     got = seen.got
@@ -100,7 +102,7 @@ async def run_request(client: octavo.AsyncClient, wanted: Wanted, on_token: Call
             tokens.extend(delta.token_ids)
             got.texts[delta.choice] = got.texts.get(delta.choice, "") + delta.text
             got.logprobs.setdefault(delta.choice, []).extend(delta.logprobs)
-            on_token()
+            on_delta(len(delta.token_ids))
         got.ends = list(stream.choices)
     except Exception as error:  # what a request ends with is what is measured
         got.error = repr(error)
@@ -116,7 +118,7 @@ async def run_requests(
 
     async def run(index: int, wanted: Wanted) -> Seen:
         await asyncio.sleep(max(0.0, start + wanted.at - time.monotonic()))
-        seen = await run_request(client, wanted, lambda: watcher.got(index))
+        seen = await run_request(client, wanted, lambda count: watcher.got(index, count))
         watcher.ended(index, seen.got.error)
         return seen
 

@@ -47,11 +47,11 @@ class ChaosShow(Watcher):
         self._ended: dict[int, str] = {}
         self._worst = 0.0
 
-    def got(self, index: int) -> None:
-        """Note that a request has got something."""
+    def got(self, index: int, num_tokens: int) -> None:
+        """Note that a request has got so many tokens, or text alone."""
         now, last = time.monotonic(), self._last[index]
         self._worst = max(self._worst, 0.0 if last is None else now - last)
-        self._counts[index] += 1
+        self._counts[index] += num_tokens
         self._last[index] = now
 
     def ended(self, index: int, error: str) -> None:

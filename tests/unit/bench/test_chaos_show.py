@@ -26,10 +26,10 @@ def test_the_picture() -> None:
     wanted = [Wanted([3], {"max_tokens": 10, "n": count}, 0.0) for count in (1, 2, 1)]
     show = ChaosShow(services, faults, wanted)
     now = time.monotonic()
-    for _ in range(5):
-        show.got(0)
-        show.got(1)
-    show.got(2)
+    for index in (0, 1):
+        show.got(index, 2)
+        show.got(index, 3)
+    show.got(2, 1)
     show.ended(2, "Error()")
     services.executor = "dead"
     lines = show.lines(now + 20.0, 30)
