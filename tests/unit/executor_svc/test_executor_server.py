@@ -188,6 +188,24 @@ async def test_what_cannot_start(model: str, changes: dict[str, Any], error: typ
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernels": "cpu"}, "--kernels cpu: these kernels run on CPUs; take triton with --device cuda, or reference"),
+        ({"profile_ops": True}, "--profile-ops: ops are timed on the host, .* set --device cpu"),
+    ],
+)
+async def test_what_does_not_go_with_a_gpu(
+    model: str, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is one, settings that do not go with it are named before anything is loaded."""
+    monkeypatch.setattr(load_module, "find_gpu", lambda device: None)
+    with pytest.raises(SettingsError, match=message):
+        await ExecutorServer(_settings(model, device="cuda", **changes)).start()
+    assert _device_threads() == []
+
+
+@pytest.mark.asyncio
 async def test_too_little_kv_memory_is_said_before_the_weights(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What config and flag say is enough to know; weights can take minutes to read."""
     monkeypatch.setattr(load_module, "load_model", lambda *_: pytest.fail("the weights were read"))
