@@ -70,6 +70,8 @@ def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | No
     Raises SettingsError and ModelError.
     """
     device = torch_device(settings.device)
+    if settings.profile_ops and device.type != "cpu":
+        raise SettingsError("--profile-ops: ops are timed on the host, which a GPU does not wait for; set --device cpu")
     dtype = resolve_dtype(settings.dtype, device, cpu_features())
     kernels = _kernels(settings, device)
     if op_times is not None:

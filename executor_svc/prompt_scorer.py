@@ -76,6 +76,15 @@ class PromptScorer:
         assert context_lens is not None  # InputBatchBuilder
         return self.score_rows(inputs.rows, inputs.slots, metadata.query_start.numpy(), context_lens, hidden, sound)
 
+    def is_wanted(self, slots: Ints) -> bool:
+        """Whether a stay in one of these slots may have tokens of its prompt to tell in a step that has not counted."""
+        wanted = self._table.sampler.wanted_prompts
+        if not wanted:
+            return False
+        computed = self._table.num_computed_tokens
+        prompts = ((slot, wanted.get(slot)) for slot in slots.tolist())
+        return any(prompt is not None and computed[slot] + 1 < prompt.num_prompt_tokens for slot, prompt in prompts)
+
     def score_rows(
         self,
         rows: Ints,

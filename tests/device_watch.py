@@ -279,6 +279,8 @@ class Watch:
             for tensor in _tensors(result):
                 self._host_tensors[_storage(tensor)] = tensor
             return result
+        if self._recorded is not None and name == "where" and func._overloadname.startswith("Scalar"):
+            raise CaptureError("where: a number of the host's is copied to the device while a graph is captured")
         if name in SYNCS:
             raise RuleError(f"{name}: the host waits for a tensor of the device without fetching it")
         if not taken:

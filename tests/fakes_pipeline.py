@@ -60,9 +60,9 @@ class ExactModel:
         places = torch.arange(metadata.block_tables.shape[1] * block_size, device=device)
         blocks = metadata.block_tables.index_select(0, rows).long()
         slots = blocks.index_select(1, places // block_size) * block_size + places % block_size
-        seen = (places <= metadata.positions[:, None])[:, :, None]
-        read = torch.where(seen, keys[slots], 0.0)
-        behind = torch.where(seen, metadata.positions[:, None, None] - values[slots], 0.0)
+        unseen = (places > metadata.positions[:, None])[:, :, None]
+        read = keys[slots].masked_fill(unseen, 0.0)
+        behind = (metadata.positions[:, None, None] - values[slots]).masked_fill(unseen, 0.0)
         return (read * ((behind * 7 + 3) % 5 - 2)).sum(dim=1)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -262,7 +262,7 @@ class PipelinedRunner:
 
     def _score(self, step: StepRows, computed: Computed) -> tuple[Bools | None, dict[int, PromptLogprobs]]:
         """Tell prompts' logprobs, where a stay wants them: the one thing that waits for the device in the middle."""
-        if not self._table.sampler.wanted_prompts:
+        if not self._scorer.is_wanted(step.slots):
             return None, {}
         finite = self._read_now(computed.finite_tokens)[: step.num_tokens]
         sound: Bools = np.logical_and.reduceat(finite, step.query_start[:-1])

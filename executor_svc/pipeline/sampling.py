@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from executor_svc.batch import TokenLogprobs
@@ -101,7 +100,7 @@ class DeviceSampler:
     def draw(self, logits: Tensor, finite: Tensor, columns: DeviceColumns) -> Tensor:
         """Draw a token for each row of logits float32 [N, V], int64 [N]: of rows that are not finite, any."""
         # Such a row is nobody's: as a greedy one it costs least, and cannot lead a search astray.
-        temperature = torch.where(finite, columns["temperature"], 0.0)
+        temperature = columns["temperature"].masked_fill(~finite, 0.0)
         return self._kernels.sample_tokens(
             logits,
             temperature=temperature,

@@ -182,13 +182,23 @@ def _given(settings_class: type[Settings], options: PlanOptions) -> list[str]:
 
 
 def _shares(options: PlanOptions, environ: Mapping[str, str]) -> list[str]:
-    """Divide the machine among several executors: each would take all cores and most of the free memory."""
+    """Divide the machine among several executors: each would take all cores and most of the free memory.
+
+    Raises PlanError where they would share a GPU, and nobody says how.
+    """
     if options.num_executors == 1:
         return []
     flags = []
+    device = options.extra.get("device") or environ.get(variable_of(ExecutorSettings, "device"))
+    has_kv_memory = "kv_memory" in options.extra or variable_of(ExecutorSettings, "kv_memory") in environ
+    if device == "cuda" and not has_kv_memory:
+        raise PlanError(
+            f"--executors {options.num_executors}: on one GPU each would size its KV memory while the others take theirs",
+            "set --kv-memory to what each may have, or start one executor for each GPU with CUDA_VISIBLE_DEVICES",
+        )
     if "threads" not in options.extra and variable_of(ExecutorSettings, "threads") not in environ:
         flags += ["--threads", str(max(1, (os.cpu_count() or 1) // options.num_executors))]
-    if "kv_memory" not in options.extra and variable_of(ExecutorSettings, "kv_memory") not in environ:
+    if not has_kv_memory:
         flags += ["--kv-memory", str(int(_available_memory() * _KV_SHARE / options.num_executors))]
     return flags
 

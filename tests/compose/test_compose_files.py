@@ -65,6 +65,9 @@ def test_the_override_for_gpus_gives_executors_devices_and_a_torch_that_knows_th
     (device,) = executor["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", 1, ["gpu"])
     assert executor["environment"]["OCTAVO_DEVICE"] == "cuda"
+    # The card's memory is shared out by another flag than the machine's.
+    assert executor["environment"].get("OCTAVO_KV_MEMORY") is None
+    assert plain["executor"]["environment"]["OCTAVO_KV_MEMORY"] == "1GiB"
     assert services["model"]["build"]["args"] == {"TORCH": "gpu"}
     assert services["model"]["image"] == executor["image"] != plain["executor"]["image"]
     assert set(load("docker-compose.gpu.yml")["services"]) == {"model", "executor"}  # the others need no GPU

@@ -107,21 +107,22 @@ def plan_decode(
     counts = ((lengths + (part - 1)) // part)[tile_rows]
     last_items = counts.cumsum(0)
     first_items = last_items - counts
-    is_cut = counts > 1
+    is_whole = counts == 1
 
     item_at = torch.arange(num_items, device=device)
     found = torch.searchsorted(last_items, item_at, right=True)
-    is_item, of_tile = found < tiles, found.clamp(max=tiles - 1)
+    # No choice by torch.where: a number of the host's among its arguments may be copied to the device, and waited for.
+    is_left, of_tile = found >= tiles, found.clamp(max=tiles - 1)
     row = tile_rows[of_tile]
     begin = begins[row] + (item_at - first_items[of_tile]) * part
     items = (
         row,
-        torch.where(is_item, first_lines[of_tile], outside),
-        torch.where(is_item, begin, 0),
-        torch.where(is_item, torch.minimum(begin + part, ends[row]), 0),
-        torch.where(is_item & is_cut[of_tile], item_at, -1),
+        first_lines[of_tile].masked_fill(is_left, outside),
+        begin.masked_fill(is_left, 0),
+        torch.minimum(begin + part, ends[row]).masked_fill(is_left, 0),
+        item_at.masked_fill(is_left | is_whole[of_tile], -1),
     )
-    merges = (tile_rows, torch.where(is_cut, first_lines, outside), first_items, torch.where(is_cut, counts, 0))
+    merges = (tile_rows, first_lines.masked_fill(is_whole, outside), first_items, counts.masked_fill(is_whole, 0))
     return PlacedWork(tile, torch.stack(items, dim=1).int(), torch.stack(merges, dim=1).int(), num_partials=num_items)
 
 

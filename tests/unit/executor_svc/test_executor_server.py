@@ -20,6 +20,7 @@ from factories import make_llama
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc import load as load_module
+from executor_svc.kernels.sets.triton import GpuUnusableError
 from executor_svc.model_runner import ModelRunner
 from executor_svc.server import EXIT_FAILED, EXIT_OK, SERVICE_NAME, ExecutorServer
 from octavo.internal.executor.v1 import executor_pb2 as pb
@@ -184,6 +185,45 @@ async def test_what_cannot_start(model: str, changes: dict[str, Any], error: typ
     server = ExecutorServer(_settings(**{"model": model, **changes}))
     with pytest.raises(error, match=message):
         await server.start()
+    assert _device_threads() == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernels": "cpu"}, "--kernels cpu: these kernels run on CPUs; take triton with --device cuda, or reference"),
+        ({"profile_ops": True}, "--profile-ops: ops are timed on the host, .* set --device cpu"),
+    ],
+)
+async def test_what_does_not_go_with_a_gpu(
+    model: str, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is one, settings that do not go with it are named before anything is loaded."""
+    monkeypatch.setattr(load_module, "find_gpu", lambda device: None)
+    with pytest.raises(SettingsError, match=message):
+        await ExecutorServer(_settings(model, device="cuda", **changes)).start()
+    assert _device_threads() == []
+
+
+@pytest.mark.asyncio
+async def test_what_a_gpu_lacks_is_said_by_the_flag(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with the card is told of --device, what is wrong with Triton of --kernels, as text and no more."""
+
+    def wanting(device: object) -> None:
+        raise GpuUnusableError("a card has compute capability 7.5; these kernels need 8.0")
+
+    monkeypatch.setattr(load_module, "find_gpu", wanting)
+    with pytest.raises(SettingsError, match=r"^--device cuda: a card has compute capability 7\.5; .* need 8\.0$"):
+        await ExecutorServer(_settings(model, device="cuda")).start()
+
+    def old(*arguments: object) -> None:
+        raise GpuUnusableError("Triton 3.5.1 is too old; install triton>=3.6")
+
+    monkeypatch.setattr(load_module, "find_gpu", lambda device: None)
+    monkeypatch.setattr(load_module, "build_kernels", old)
+    with pytest.raises(SettingsError, match=r"^--kernels triton: Triton 3\.5\.1 is too old; install triton>=3\.6$"):
+        await ExecutorServer(_settings(model, device="cuda")).start()
     assert _device_threads() == []
 
 

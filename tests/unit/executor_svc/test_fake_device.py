@@ -154,6 +154,7 @@ def test_nothing_is_launched_on_the_default_stream(device: FakeDevice) -> None:
         (lambda device, x: device.pinned(4), "taking page-locked memory"),
         (lambda device, x: device.synchronize(), "waiting for the device"),
         (lambda device, x: device.compute.record(), "recording an event"),
+        (lambda device, x: torch.where(x > 0, x, 1.0), "where: a number of the host"),
     ],
 )
 def test_what_a_graph_cannot_hold_is_not_captured(

@@ -172,6 +172,24 @@ def test_logprobs_are_those_of_the_cpu(undisturbed: Driver, device: FakeDevice) 
     assert len(mine) == 14
 
 
+def test_only_prompts_that_are_told_are_waited_for(device: FakeDevice) -> None:
+    """Scoring a prompt waits for the device in the middle of its step; the same stay's decode steps do not."""
+    limits = make_limits()
+    runner = make_pipelined(limits, exact_on(device, limits), device)
+    sequence = make_sequence(1, [5, 9, 2], max_tokens=6, sampling=SamplingParams(0.0, prompt_logprobs=2))
+    told = runner.run(StepBatch(1, 1, (), (sequence,), (1,), (3,), (0,), (1,), (1,))).prompt_logprobs
+    assert told[0].first_token_index == 1
+    assert len(told[0].logprobs) == 2
+    # Held, the device ends nothing: a wait would fail.
+    device.gate.clear()
+    device.gate_seconds = 0.0
+    flight = runner.launch(StepBatch(1, 2, (), (), (1,), (1,), (3,), (0,), ()))
+    assert flight.result is None
+    device.gate.set()
+    flight.wait()
+    assert runner.land(flight).sampled != (None,)
+
+
 def test_more_stays_than_rows(device: FakeDevice) -> None:
     """Where the tables grow the graphs, which hold their addresses, are used no more; the tokens stay the same."""
     limits = make_limits(max_num_seqs=2)

@@ -85,6 +85,20 @@ def test_several_executors_share_cores_and_memory(model: PreparedModel) -> None:
     assert {"--threads", "--kv-memory"}.isdisjoint(by_variable.services[-1].command)
 
 
+def test_several_executors_on_one_gpu_are_told_what_each_may_have(model: PreparedModel) -> None:
+    """The memory of a card is measured by who loads: with others loading beside it, the user has to say."""
+    for options, environ in (
+        (PlanOptions(num_executors=2, extra={"device": "cuda"}, **FREE), {}),
+        (PlanOptions(num_executors=2, **FREE), {"OCTAVO_DEVICE": "cuda"}),
+    ):
+        with pytest.raises(PlanError, match="^--executors 2: on one GPU") as caught:
+            plan_cell(model, options, environ)
+        assert "--kv-memory" in str(caught.value.hint)
+    chosen = PlanOptions(num_executors=2, extra={"device": "cuda", "kv_memory": "1GiB"}, **FREE)
+    assert settings_of(plan_cell(model, chosen, {}))["executor-1"].kv_memory == 1 << 30
+    assert settings_of(plan_cell(model, PlanOptions(extra={"device": "cuda"}, **FREE), {}))["executor-0"].device == "cuda"
+
+
 def test_a_length_beyond_the_model_s_end_is_refused_at_once(model: PreparedModel) -> None:
     """The flag or the variable is named with the end of the model; the end itself is fine."""
     end = model.max_position_embeddings
