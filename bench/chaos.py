@@ -1,6 +1,6 @@
 """Breaks a cell while it serves, and tells whether anybody noticed more than a pause.
 
-    python bench/chaos.py --json OUT [--seed N] [--requests N] [--seeds N] [--seconds S] [--show]
+    python bench/chaos.py --json OUT [--seed N] [--requests N] [--seeds N] [--seconds S] [--pause S] [--show]
 
 Two gateways, a scheduler and two executors run as processes with a proxy on every hop. The requests of a seed run once
 undisturbed; then the same requests run again while services are killed, stopped, drained and cut off by the schedule of
@@ -11,8 +11,8 @@ with every fault and difference to OUT:
     leaked_blocks             KV blocks that are neither free nor cached once all is over
     worst_pause_s             the longest that any stream stood still, its first token included
 
-Who is refused with UNAVAILABLE before anything has begun asks again; what has begun must go on. The model is a tiny
-random one. Exit code 1 unless the first is 1, the second 0, and over many seeds memory stays flat.
+Each request is asked once: what is refused or lost is its client's to ask for again, and what has begun must go on. The
+model is a tiny random one. Exit code 1 unless the first is 1, the second 0, and over many seeds memory stays flat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,22 +75,29 @@ def make_model(folder: Path) -> PreparedModel:
 
 
 async def run_seed(
-    cell: ChaosCell, seed: int, num_requests: int, seconds: float, show: Callable[[Faults, list[Wanted]], Any] | None
+    cell: ChaosCell,
+    seed: int,
+    arguments: argparse.Namespace,
 ) -> Result:
     """Run the requests of a seed undisturbed, then with its faults."""
     started = time.monotonic()
-    wanted = draw_requests(seed, num_requests, seconds, 276)
+    num_requests, seconds = arguments.requests, arguments.seconds
+    wanted = draw_requests(seed, num_requests, seconds, 276, arguments.max_tokens)
     async with octavo.AsyncClient(cell.client_addresses) as client:
         quick = [dataclasses.replace(each, at=each.at / 4) for each in wanted]
         expected = await run_requests(client, quick)
     faults = Faults(cell)
-    screen = None if show is None else show(faults, wanted)
+    screen = ChaosShow(cell, faults.done, wanted) if arguments.show else None
+    drawing = None if screen is None else asyncio.create_task(screen.run())
     async with octavo.AsyncClient(cell.client_addresses) as client:
-        breaking = asyncio.create_task(faults.run(draw_faults(seed, seconds)))
-        on_token = (lambda _index: None) if screen is None else screen.on_token
-        seen = await run_requests(client, wanted, on_token)
+        breaking = asyncio.create_task(faults.run(draw_faults(seed, seconds, pause=arguments.pause)))
+        seen = await run_requests(client, wanted, screen)
         await breaking
     await cell.wait_whole()
+    if screen is not None and drawing is not None:
+        drawing.cancel()
+        await asyncio.gather(drawing, return_exceptions=True)
+        screen.draw()
     load = await cell.wait_idle(IDLE_SECONDS)
     differences = [
         _difference(index, each, before, now)
@@ -172,16 +178,18 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         model = make_model(Path(scratch) / "chaos-model")
         logs = Path(arguments.logs) if arguments.logs else Path(scratch) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
+        if arguments.show:
+            print("\x1b[2J\x1b[Htwo gateways, a scheduler and two executors start", flush=True)
         async with chaos_cell(model, logs, arguments.seed) as cell:
             end = time.monotonic() + arguments.minutes * 60
             seed = arguments.seed
             while len(results) < arguments.seeds or time.monotonic() < end:
-                show = ChaosShow if arguments.show else None
-                result = await run_seed(cell, seed, arguments.requests, arguments.seconds, show)
+                if arguments.show:
+                    print(f"seed {seed}: the same requests undisturbed, to compare with", flush=True)
+                result = await run_seed(cell, seed, arguments)
                 results.append(result)
                 memory.append(memory_of(cell))
-                if not arguments.show:
-                    print(_line(result), flush=True)
+                print(_line(result), flush=True)
                 seed += 1
     total = sum(each.requests for each in results)
     return {
@@ -213,6 +221,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other; default 1")
     parser.add_argument("--requests", type=int, default=40, help="requests of each seed; default 40")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of each seed's schedule; default 15")
+    parser.add_argument("--pause", type=float, default=2.0, help="mean seconds from fault to fault; default 2")
+    parser.add_argument("--max-tokens", type=int, default=320, help="longest answer of a request; default 320")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with further seeds for so long")
     parser.add_argument("--logs", help="folder for the services' logs; default: thrown away")
     parser.add_argument("--show", action="store_true", help="show the streams on the terminal")

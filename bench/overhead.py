@@ -32,6 +32,7 @@ import ratios
 import uvloop
 import workloads
 from octavo_cell import KV_MEMORY, OctavoCell, flags_of, open_cell
+from serve import add_cell_flags
 from workloads import Request, Workload
 
 from octavo.bench.figures import distribution
@@ -258,10 +259,7 @@ def main() -> int:
     )
     parser.add_argument("--sequences", type=int, default=64, help="that decode while gaps are taken [default: 64]")
     parser.add_argument("--gap-tokens", type=int, default=96, help="that each of them generates [default: 96]")
-    parser.add_argument("--dtype", help="as for the executor [default: auto]")
-    parser.add_argument("--threads", type=int, help="threads that compute [default: all cores]")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a further flag of a service")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
+    add_cell_flags(parser)
     args = parser.parse_args()
     folder = make_models.ensure(args.model, report=lambda line: print(line, file=sys.stderr))
     figures = uvloop.run(run(args, folder))

@@ -1,30 +1,36 @@
 """Offers a cell ten times what it can do, and tells what becomes of the requests and of the memory.
 
-    python bench/overload.py --json OUT [--seconds S] [--times T]
+    python bench/overload.py --json OUT [--seconds S] [--times T] [--model MODEL]
 
-One gateway, scheduler and executor of a tiny random model, as processes. First its capacity is measured, by as many
-clients as it serves at once; then requests come at `times` that rate for so many seconds, each at its time, whatever
-became of those before. Printed, and written to OUT:
+One gateway, scheduler and executor, as processes; the load generator is one more (bench/offers.py). First the cell's
+capacity is measured, by twice as many clients as it serves at once; then requests come at `times` that rate for so many
+seconds, each at its time, whatever became of those before. The model is a tiny random one, whose steps are so short
+that ten times its capacity is hundreds of requests a second; or that of `--model`. Printed, and written to OUT:
 
     capacity_per_s            requests that end in a second when just enough are offered
     served_fraction           of that, what ended in a second under the overload
     failed                    accepted requests that did not end well
+    refused_early_fraction    of the refusals, those by the gateway itself, which has not asked the scheduler
     refused_p50_ms, _p99_ms   from asking to the refusal, as the client sees it
+    generator_lag_p99_ms      how late requests were asked: the load generator's own share of these times
+    cpu_share                 of one core, by process, under the overload
     growth_bytes              of each process, from a quarter of the overload to its end
     is_idle                   afterwards: nothing lives, no block is owned, every permit is back
 
-Client and services share the machine: on a busy one the client's own times are part of what is measured.
+Everything shares one machine: on a busy one the client's own times are part of what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import statistics
 import sys
 import tempfile
-import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,135 +38,146 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import grpc
-import grpc.aio
 import psutil
 from factories import make_llama
 from metrics_page import Page, scrape
 from stack import ProcessStack, processes, wait_idle
-from stack_client import request_for
 
 from octavo.models.prepare import prepare
-from octavo.models.prepared import open_prepared
-from octavo.rpc.channel import open_channel
-from octavo.v1 import inference_pb2_grpc
+from octavo.models.prepared import PreparedModel, open_prepared
 
+OFFERS = Path(__file__).with_name("offers.py")
 ROWS = 8
 WAITING = 8
 MAX_TOKENS = 192
 CAPACITY_SECONDS = 4.0
-FLAGS = {"max_num_seqs": str(ROWS), "max_waiting": str(WAITING), "max_requests": "64", "check_invariants": "false"}
 
 
-class Offers:
-    """Requests that are asked, and what became of them."""
-
-    def __init__(self, stub: inference_pb2_grpc.InferenceServiceStub) -> None:
-        self._stub = stub
-        self._count = 0
-        self.ended_at: list[float] = []
-        self.refused_after: list[float] = []
-        self.failures: list[str] = []
-
-    async def ask(self) -> bool:
-        """Ask once; returns whether it was served."""
-        self._count += 1
-        prompt = [3 + self._count % 200, 4 + self._count // 200 % 200, 5]
-        asked_at = time.monotonic()
-        call = self._stub.Generate(request_for(prompt, MAX_TOKENS, ignore_eos=True))
-        has_begun = False
-        try:
-            async for _ in call:
-                has_begun = True
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not has_begun:
-                self.refused_after.append(time.monotonic() - asked_at)
-            else:
-                self.failures.append(f"{error.code().name}: {error.details()}")
-            return False
-        self.ended_at.append(time.monotonic())
-        return True
+async def offer(stack: ProcessStack, seconds: float, flags: Sequence[str], on_begun: Callable[[], Any]) -> Any:
+    """Run the load generator; return its report. `on_begun` is called when it begins to ask."""
+    arguments = ["--address", stack.gateway_address, "--seconds", str(seconds), *flags]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(OFFERS), *arguments, stdout=asyncio.subprocess.PIPE, limit=1 << 26
+    )
+    assert process.stdout is not None
+    try:
+        if await process.stdout.readline() != b"begun\n":
+            raise RuntimeError("the load generator has not begun")
+        on_begun()
+        return json.loads(await process.stdout.readline())
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
 
 
-async def capacity(stub: inference_pb2_grpc.InferenceServiceStub) -> float:
-    """Return how many requests end in a second with all rows taken."""
-    offers = Offers(stub)
-    end = time.monotonic() + CAPACITY_SECONDS
-
-    async def client() -> None:
-        while time.monotonic() < end:
-            await offers.ask()
-
-    started = time.monotonic()
-    await asyncio.gather(*(client() for _ in range(ROWS)))
-    return len(offers.ended_at) / (max(offers.ended_at) - started)
-
-
-async def overload(
-    stub: inference_pb2_grpc.InferenceServiceStub, stack: ProcessStack, rate: float, seconds: float
-) -> tuple[Offers, float, dict[str, int]]:
-    """Offer `rate` requests a second; returns the offers, those served in a second, and how memory has grown."""
-    offers = Offers(stub)
-    started = time.monotonic()
-    asked: set[asyncio.Task[bool]] = set()
-    early: dict[str, int] = {}
-    number = 0
-    while (now := time.monotonic() - started) < seconds:
-        if not early and now > seconds / 4:
-            early = memory(stack)
-        while number < now * rate:
-            number += 1
-            task = asyncio.create_task(offers.ask())
-            asked.add(task)
-            task.add_done_callback(asked.discard)
-        await asyncio.sleep(0.005)
-    served = len(offers.ended_at) / seconds
-    late = memory(stack)
-    await asyncio.gather(*asked)
-    return offers, served, {name: late[name] - early[name] for name in late}
+async def capacity(stack: ProcessStack, flags: Sequence[str], rows: int, seconds: float) -> float:
+    """Return how many requests end in a second with all rows taken and as many waiting."""
+    report = await offer(stack, seconds, [*flags, "--clients", str(2 * rows)], lambda: None)
+    if report["failures"]:
+        raise RuntimeError(f"requests failed while the capacity was measured: {report['failures'][:3]}")
+    # The first rows fill an empty cell and the last ones leave it: what ended in between is a full cell's.
+    ends = sorted(report["ended_at"])
+    first, last = rows, len(ends) - 2 * rows
+    if last <= first:
+        raise RuntimeError("too few requests have ended for a capacity: give it more seconds")
+    return (last - first) / (ends[last] - ends[first])
 
 
-def memory(stack: ProcessStack) -> dict[str, int]:
-    """Return the resident bytes of each process."""
-    return {name: psutil.Process(process.pid).memory_info().rss for name, process in stack.processes.items()}
+class Watched:
+    """Memory and CPU time of the services, at a quarter of the overload and at its end."""
+
+    def __init__(self, stack: ProcessStack, seconds: float) -> None:
+        self._processes = {name: psutil.Process(process.pid) for name, process in stack.processes.items()}
+        self._seconds = seconds
+        self.growth: dict[str, int] = {}
+        self.cpu: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Look twice."""
+        await asyncio.sleep(self._seconds / 4)
+        early, cpu = self._memory(), self._cpu()
+        await asyncio.sleep(self._seconds * 3 / 4)
+        self.growth = {name: held - early[name] for name, held in self._memory().items()}
+        self.cpu = {name: (used - cpu[name]) / (self._seconds * 3 / 4) for name, used in self._cpu().items()}
+
+    def _memory(self) -> dict[str, int]:
+        return {name: process.memory_info().rss for name, process in self._processes.items()}
+
+    def _cpu(self) -> dict[str, float]:
+        return {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
 
 
-async def run(seconds: float, times: float) -> dict[str, Any]:
-    """Measure."""
+@contextlib.asynccontextmanager
+async def cell(model: str | None, rows: int) -> AsyncIterator[ProcessStack]:
+    """Start the cell."""
     with tempfile.TemporaryDirectory(prefix="octavo-overload-") as scratch:
-        folder = Path(scratch) / "model"
-        make_llama(folder, seed=1)
-        prepare(str(folder))
+        prepared = _tiny_model(Path(scratch) / "model") if model is None else open_prepared(model)
         logs = Path(scratch) / "logs"
         logs.mkdir()
-        async with (
-            processes(open_prepared(str(folder)), logs, flags=FLAGS) as stack,
-            open_channel(stack.gateway_address) as channel,
-        ):
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            per_second = await capacity(stub)
-            offers, served, growth = await overload(stub, stack, per_second * times, seconds)
-            load = await wait_idle(stack)
-            page = await scrape(int(stack.metrics_address("gateway").rpartition(":")[2]))
-            is_idle = not (load.num_requests or sum(each.owned_blocks for each in load.executors))
-    refused = sorted(offers.refused_after) or [0.0]
+        flags = {"max_num_seqs": str(rows), "max_waiting": str(WAITING), "check_invariants": "false"}
+        if model is not None:
+            flags |= {"threads": str(len(os.sched_getaffinity(0))), "kv_memory": "512MiB"}
+        async with processes(prepared, logs, flags=flags) as stack:
+            yield stack
+
+
+def _tiny_model(folder: Path) -> PreparedModel:
+    make_llama(folder, seed=1)
+    prepare(str(folder))
+    return open_prepared(str(folder))
+
+
+async def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure."""
+    rows, seconds = arguments.rows, arguments.seconds
+    flags = ["--max-tokens", str(arguments.max_tokens)]
+    async with cell(arguments.model, rows) as stack:
+        per_second = await capacity(stack, flags, rows, arguments.capacity_seconds)
+        offered = per_second * arguments.times
+        watched = Watched(stack, seconds)
+        watching: list[asyncio.Task[None]] = []
+        flags += ["--rate", str(offered)]
+        seen = await offer(stack, seconds, flags, lambda: watching.append(asyncio.create_task(watched.run())))
+        await asyncio.gather(*watching)
+        load = await wait_idle(stack)
+        page = await scrape(int(stack.metrics_address("gateway").rpartition(":")[2]))
+        is_idle = not (load.num_requests or sum(each.owned_blocks for each in load.executors))
+    refused = sorted(seen["refused_after"]) or [0.0]
+    served = sum(at <= seconds for at in seen["ended_at"])
+    cpu = watched.cpu | {"generator": seen["cpu_s"] / seconds}
     return {
         "capacity_per_s": round(per_second, 2),
-        "offered_per_s": round(per_second * times, 2),
-        "served_fraction": round(served / per_second, 3),
-        "served": len(offers.ended_at),
-        "refused": len(offers.refused_after),
-        "failed": len(offers.failures),
-        "failures": offers.failures[:5],
+        "offered_per_s": round(offered, 2),
+        "served_fraction": round(served / seconds / per_second, 3),
+        "served": len(seen["ended_at"]),
+        "refused": len(seen["refused_after"]),
+        "refused_early_fraction": round(
+            _sum_of(page, "octavo_requests_refused_total") / max(1, len(seen["refused_after"])), 3
+        ),
+        "failed": len(seen["failures"]),
+        "failures": seen["failures"][:5],
         "refused_p50_ms": round(1000 * statistics.median(refused), 1),
-        "refused_p99_ms": round(1000 * refused[int(0.99 * (len(refused) - 1))], 1),
-        "growth_bytes": growth,
-        "is_idle": is_idle and _live_requests(page) == 0,
+        "refused_p99_ms": round(1000 * _percentile(refused, 0.99), 1),
+        "refused_max_ms": round(1000 * refused[-1], 1),
+        "generator_lag_p99_ms": round(1000 * _percentile(sorted(seen["lags"]), 0.99), 1),
+        "cpu_share": {name: round(share, 3) for name, share in cpu.items()},
+        "growth_bytes": watched.growth,
+        "is_idle": is_idle and _sum_of(page, "octavo_requests_live") == 0 and _all_permits_are_back(page),
     }
 
 
-def _live_requests(page: Page) -> float:
-    return sum(value for series, value in page.items() if series.startswith("octavo_requests_live"))
+def _percentile(values: Sequence[float], share: float) -> float:
+    return values[int(share * (len(values) - 1))]
+
+
+def _sum_of(page: Page, name: str) -> float:
+    return sum(value for series, value in page.items() if series.startswith(name))
+
+
+def _all_permits_are_back(page: Page) -> bool:
+    return _sum_of(page, "octavo_permits_free") == _sum_of(page, "octavo_permits_maximum")
 
 
 def main() -> int:
@@ -169,8 +186,16 @@ def main() -> int:
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the overload; default 60")
     parser.add_argument("--times", type=float, default=10.0, help="times the capacity; default 10")
-    arguments = parser.parse_args()
-    report = asyncio.run(run(arguments.seconds, arguments.times))
+    parser.add_argument("--model", help="a prepared model; default: a tiny random one")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"sequences that run at once; default {ROWS}")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help=f"tokens an answer; default {MAX_TOKENS}")
+    parser.add_argument(
+        "--capacity-seconds",
+        type=float,
+        default=CAPACITY_SECONDS,
+        help=f"seconds that the capacity is measured for; default {CAPACITY_SECONDS:g}",
+    )
+    report = asyncio.run(run(arguments := parser.parse_args()))
     for name, value in report.items():
         print(name, value)
     if arguments.json:

@@ -1,7 +1,8 @@
 """Puts figures into docs/performance.md: python bench/performance_page.py [--serve FILE ...] [--peers FILE ...].
 
-Tables are made of what bench/serve.py and bench/peers.py wrote, and of nothing else; they replace what lies between the
-two marks of the page. Without --write they are only printed.
+Tables and picture are made of what bench/serve.py and bench/peers.py wrote, and of nothing else; they replace what lies
+between the two marks of the page. Several files of peers of one machine become one table. Without --write the tables
+are only printed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers_plot import draw
+
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PICTURE = PAGE.with_suffix(".png")
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
@@ -41,28 +45,46 @@ def serve_table(figures: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *_notes(figures["notes"])])
 
 
+def joined(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return several documents of bench/peers.py as one: what a later one measured again replaces what was there."""
+    models: dict[str, dict[str, Any]] = {}
+    notes: dict[str, None] = {}
+    for document in documents:
+        notes |= dict.fromkeys(document["notes"])
+        for name, figures in document["models"].items():
+            empty: dict[str, Any] = {"workloads": {}, "unavailable": {}, "floors": {}}
+            to = models.setdefault(name, empty | {"octavo": figures["octavo"]})
+            for workload, peers in figures["workloads"].items():
+                to["workloads"].setdefault(workload, {}).update(peers)
+            to["unavailable"] |= figures["unavailable"]
+            # A run that was cut short has none.
+            for workload, each in figures.get("over_floor", {}).items():
+                to["floors"].setdefault(workload, []).append(each["over_floor"])
+    for figures in models.values():
+        measured = set().union(*figures["workloads"].values())
+        figures["workloads"] = dict(sorted(figures["workloads"].items()))
+        figures["unavailable"] = {peer: why for peer, why in figures["unavailable"].items() if peer not in measured}
+    return {**documents[0], "models": models, "notes": list(notes)}
+
+
 def peers_table(document: Mapping[str, Any]) -> str:
-    """Return what one file of bench/peers.py says, as Markdown: a table for each model."""
+    """Return what a document of `joined` says, as Markdown: a table for each model."""
     parts = []
     for model, figures in document["models"].items():
-        intro = (
-            f"{model}, Octavo in {figures['octavo']['dtype']}, medians over {document['repeats']} pairs. "
-            f"{_machine(document['machine'])}."
-        )
         lines = [
-            intro,
+            f"{model}, Octavo in {figures['octavo']['dtype']}, medians over pairs. {_machine(document['machine'])}.",
             "",
-            "| | peer | ratio | what, peer / Octavo | start s | versions |",
-            "| --- | --- | --- | --- | --- | --- |",
+            "| | peer | ratio | what, peer / Octavo | pairs | start s | versions |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
         ]
         for workload, peers in figures["workloads"].items():
             for _, row in sorted(peers.items(), key=lambda item: item[1]["ratio"]):
                 lines.append(
-                    f"| {workload} | {row['label']} | {row['ratio']:.2f} | {_times(row)} | {row['load_s']:.0f} "
-                    f"| {row['versions']} |"
+                    f"| {workload} | {row['label']} | {row['ratio']:.2f} | {_times(row)} | {len(row['pairs'])} "
+                    f"| {row['load_s']:.0f} | {row['versions']} |"
                 )
-        above = ", ".join(f"{name} {each['over_floor']:.2f}" for name, each in figures["over_floor"].items())
-        lines += ["", f"Octavo over its floor in these runs: {above}."]
+        above = ", ".join(f"{name} {_range(floors)}" for name, floors in sorted(figures["floors"].items()))
+        lines += ["", f"Octavo over its floor in these runs: {above}."] if above else []
         missing = [f"{name} was not measured: {reason}" for name, reason in figures["unavailable"].items()]
         parts.append("\n".join([*lines, *_notes([*missing, *document["notes"]])]))
     return "\n\n".join(parts)
@@ -82,6 +104,11 @@ def _times(row: Mapping[str, Any]) -> str:
         f"{metric.replace('_', ' ')} {_seconds(row['peer'][metric])} / {_seconds(row['octavo'][metric])}"
         for metric in row["ratios"]
     )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _seconds(seconds: float) -> str:
@@ -105,7 +132,12 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"put them into {PAGE.name}")
     args = parser.parse_args()
     tables = [serve_table(json.loads(path.read_text())) for path in args.serve]
-    tables += [peers_table(json.loads(path.read_text())) for path in args.peers]
+    if args.peers:
+        document = joined([json.loads(path.read_text()) for path in args.peers])
+        tables.append(peers_table(document))
+        if args.write:
+            draw(document, PICTURE)
+            tables.append(f"![How many times Octavo's time each peer takes]({PICTURE.name})")
     if args.write:
         PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
     else:

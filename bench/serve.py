@@ -132,7 +132,7 @@ def print_table(figures: dict[str, Any]) -> None:
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what is sent and how Octavo is started."""
+    """Declare what is sent, how Octavo is started, and where the figures go."""
     names = ",".join(workloads.NAMES)
     parser.add_argument(
         "--workloads", type=_names, default=workloads.NAMES, metavar="W,W,...", help=f"of {names} [default: all]"
@@ -142,12 +142,17 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests", type=int, default=workloads.NUM_REQUESTS, help="send only the first of W2 to W4 [default: all]"
     )
-    parser.add_argument("--dtype", help="as for the executor [default: auto]")
-    parser.add_argument("--threads", type=int, help="threads that compute [default: all cores]")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a further flag of a service")
     parser.add_argument(
         "--limits", type=Path, metavar="FILE", help="what bench/limits.py printed [default: measure it now]"
     )
+    add_cell_flags(parser)
+
+
+def add_cell_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare how Octavo is started, and where the figures go."""
+    parser.add_argument("--dtype", help="as for the executor [default: auto]")
+    parser.add_argument("--threads", type=int, help="threads that compute [default: all cores]")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a further flag of a service")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
 
 

@@ -28,6 +28,7 @@ from executor_svc.batch import (
 )
 from executor_svc.input_batch import InputBatch, InputBatchBuilder
 from executor_svc.kv_cache import KVCache
+from executor_svc.kv_pages import KvPages
 from executor_svc.prompt_scorer import PromptScorer
 from executor_svc.sampler import Sampler
 from executor_svc.sequence_state import SequenceTable
@@ -54,8 +55,12 @@ class CausalLM(Protocol):
 class ModelRunner:
     """Runs steps over one model's weights and KV memory. Owned by the device thread: every method is called there."""
 
-    def __init__(self, model: CausalLM, kv_cache: KVCache, sampler: Sampler, limits: Limits) -> None:
+    def __init__(
+        self, model: CausalLM, kv_cache: KVCache, sampler: Sampler, limits: Limits, pages: KvPages | None = None
+    ) -> None:
+        """`pages`: is told of each step."""
         self._model = model
+        self._pages = pages
         self._kv_cache = kv_cache
         self._sampler = sampler
         self._table = SequenceTable(limits)
@@ -117,6 +122,8 @@ class ModelRunner:
 
     def run(self, batch: StepBatch) -> StepResult:
         """Run one step. Whatever goes wrong becomes the result's failure, and the stays of all its rows are lost."""
+        if self._pages is not None:
+            self._pages.begin(batch.new_blocks)
         try:
             with torch.inference_mode():
                 return self._run(batch)
@@ -124,6 +131,9 @@ class ModelRunner:
             logger.exception("step failed", extra={"fields": {"session": batch.session, "step": batch.step}})
             self._lose(batch)
             return StepResult(batch.session, batch.step, failure=_failure(error))
+        finally:
+            if self._pages is not None:
+                self._pages.end()
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the state of a stay is not what its record gives."""

@@ -22,6 +22,7 @@ from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.native.build import KernelBuildError
 from executor_svc.kernels.profiled import OpTimes, profiled
 from executor_svc.kv_cache import KVCache, block_bytes
+from executor_svc.kv_pages import KvPages
 from executor_svc.memory import available_memory, default_kv_memory
 from executor_svc.metrics import ExecutorMetrics, Holdings, LiveState, OpSeconds
 from executor_svc.model_runner import ModelRunner
@@ -34,7 +35,7 @@ from octavo.internal.executor.v1.executor_pb2_grpc import add_ExecutorServiceSer
 from octavo.models import PreparedModel, open_prepared
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.metrics import MetricsServer
-from octavo.rpc.progress import StallWatch
+from octavo.rpc.progress import StallLog, StallWatch
 from octavo.rpc.server import RpcServer, wait_for_signal
 from octavo.rpc.settings import SettingsError
 from octavo.rpc.stages import Stages
@@ -74,9 +75,13 @@ class ExecutorServer:
             on_answer=metrics.step_answered, check_invariants=settings.check_invariants, ticks=self._ticks
         )
         self._stall_watch = StallWatch(lambda: self._worker.is_busy, lambda: self._ticks.count, settings.stall_timeout)
+        self._stall_log = StallLog(
+            logger, stalled="the device makes no progress", again="the device goes on", state=self._state
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._rpc = RpcServer(settings.bind, settings.port)
         self._servicer: ExecutorService | None = None
+        self._load: Load
         self._watch: asyncio.Task[int]
 
     @property
@@ -102,6 +107,8 @@ class ExecutorServer:
             undo.push_async_callback(self._metrics_server.stop)
             runner = await self._worker.start(load)
             undo.push_async_callback(self._worker.stop)
+            self._load = load
+            undo.callback(load.stop)
             self._live_state.holdings = load.holdings
             if self._op_times is not None:
                 self._op_times.clear()
@@ -144,6 +151,7 @@ class ExecutorServer:
         self._servicer.end_streams(_unavailable("STOPPING", "the executor is stopping"))
         await self._rpc.stop(STOP_GRACE)
         await self._worker.stop()
+        self._load.stop()
         await self._watch
         await self._metrics_server.stop()
 
@@ -153,12 +161,12 @@ class ExecutorServer:
 
     def _stall_changed(self, is_stalled: bool) -> None:
         """Say that the device hangs, and where, or that it goes on."""
-        fields = {"ticks": self._ticks.count, "seconds": round(self._stall_watch.stuck_for, 1)}
-        if is_stalled:
-            logger.error("the device makes no progress", extra={"fields": fields | {"stack": self._worker.where()}})
-        else:
-            logger.warning("the device goes on", extra={"fields": fields})
+        self._stall_log.tell(is_stalled, self._stall_watch.stuck_for)
         self._tasks.append(asyncio.ensure_future(self._set_health(not is_stalled)))
+
+    def _state(self) -> dict[str, object]:
+        """Return what tells where the device hangs."""
+        return {"ticks": self._ticks.count, "stack": self._worker.where()}
 
     def _has_session(self) -> bool:
         return self._servicer is not None and self._servicer.has_session
@@ -252,6 +260,12 @@ class Load:
         """What is loaded, and whose code runs it; empty before that."""
         self.holdings: Holdings | None = None
         """What has been loaded; None before that."""
+        self._pages: KvPages | None = None
+
+    def stop(self) -> None:
+        """End what goes on beside the device thread. Idempotent."""
+        if self._pages is not None:
+            self._pages.stop()
 
     def __call__(self) -> ModelRunner:
         """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
@@ -277,8 +291,12 @@ class Load:
         kv_bytes = limits.num_blocks * block_bytes(model.config, settings.block_size, dtype)
         _warn_of_memory(kv_bytes)
         kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, dtype, device)
-        runner = ModelRunner(model, kv_cache, Sampler(self.kernels), limits)
+        if device.type == "cpu":
+            self._pages = KvPages(kv_cache)
+        runner = ModelRunner(model, kv_cache, Sampler(self.kernels), limits, self._pages)
         runner.warm_up()
+        if self._pages is not None:
+            self._pages.start()
         self._stages.done("warm-up")
         # The null block is nobody's.
         load_seconds = time.monotonic() - started

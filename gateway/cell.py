@@ -10,6 +10,7 @@ import grpc
 
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.full_queue import FullQueue
 
 RETRY_SECONDS = 1.0
 
@@ -29,14 +30,19 @@ class Cell:
 
     def __init__(self) -> None:
         self._pools: Mapping[str, Pool] = {}
+        self._full_queues: Mapping[str, FullQueue] = {}
         self._is_attached = False
         self._is_stalled = False
+        self._is_stuck = False
+        self.num_signs = 0
+        """How often the scheduler has shown that the cell works: by its welcome, by outputs, or by saying so."""
         self._changed = asyncio.Event()
         self._attached = asyncio.Event()
 
     def attach(self) -> None:
         """Note that the scheduler has welcomed this gateway. Its pools are told next."""
         self._is_attached = True
+        self.num_signs += 1
         self._attached.set()
         self._changed.set()
 
@@ -44,6 +50,7 @@ class Cell:
         """Note that the scheduler is gone, and what it told with it."""
         self._is_attached = self._is_stalled = False
         self._pools = {}
+        self._full_queues = {}
         self._attached.clear()
         self._changed.set()
 
@@ -54,14 +61,34 @@ class Cell:
 
     def set_stalled(self, is_stalled: bool) -> None:
         """Note whether, by word of the scheduler, work waits and nothing commits."""
+        self.num_signs += not is_stalled
         if is_stalled != self._is_stalled:
             self._is_stalled = is_stalled
             self._changed.set()
 
+    def set_stuck(self, is_stuck: bool) -> None:
+        """Note whether requests of this gateway wait and nothing is heard of a cell that works."""
+        if is_stuck != self._is_stuck:
+            self._is_stuck = is_stuck
+            self._changed.set()
+
+    def set_full_queues(self, queues: Mapping[str, FullQueue]) -> None:
+        """Replace the queues where whoever comes now has to wait, by model name."""
+        self._full_queues = queues
+
+    def check_room(self, model: str, num_choices: int, num_tokens: int) -> None:
+        """Raise ServiceError (RESOURCE_EXHAUSTED) where the scheduler has said that it would refuse such a request.
+
+        `num_tokens`: of each choice, or the least that it can be. Who gets through may still be refused.
+        """
+        queue = self._full_queues.get(model)
+        if queue is not None and not queue.fits(num_choices, num_tokens):
+            raise queue.refusal(num_choices, num_tokens)
+
     @property
     def is_stalled(self) -> bool:
         """Work waits and nothing commits."""
-        return self._is_stalled
+        return self._is_stalled or self._is_stuck
 
     @property
     def is_attached(self) -> bool:

@@ -106,6 +106,7 @@ class Generator:
         self.detached = Detached(self._end)
         self._resumption = Resumption(tokens, models, live, cell, scheduler, self.detached, clock)
         self._acceptance = Acceptance(cell)
+        self._cell = cell
         self._time_limits = TimeLimits(cell, clock)
         self._scheduler = scheduler
         self._metrics = metrics
@@ -141,6 +142,7 @@ class Generator:
                 else:
                     model = self._models.resolve(command.model)
                     accepted = await self._acceptance.accept(command, model, streaming=streaming)
+                    self._cell.check_room(model.name, accepted.num_choices, len(accepted.prompt_token_ids))
                     request = self._add(
                         call,
                         model,

@@ -25,6 +25,7 @@ from gateway.scheduler_convert import (
     cancel_from,
     end_from,
     error_from,
+    full_queues_from,
     logprobs_from,
     pools_from,
     prompt_logprobs_from,
@@ -54,7 +55,7 @@ class Backoff:
     """Seconds between attempts: doubled from `initial` up to `maximum`, then spread over [half, whole] by chance."""
 
     initial: float = 0.1
-    maximum: float = 2.0
+    maximum: float = 0.5
 
     def delay(self, num_failures: int) -> float:
         """Return the pause after this many failures in a row, at least 1."""
@@ -263,6 +264,7 @@ class SchedulerClient:
     def _apply(self, frame: scheduler_pb2.AttachResponse, outbox: Outbox) -> None:
         match frame.WhichOneof("frame"):
             case "step_outputs":
+                self._cell.num_signs += 1
                 step = frame.step_outputs
                 outbox.check_next(step.sequence)
                 for output in step.outputs:
@@ -289,6 +291,7 @@ class SchedulerClient:
             case "load_report":
                 outbox.take_report(frame.load_report.num_received_frames)
                 self._cell.set_stalled(frame.load_report.is_stalled)
+                self._cell.set_full_queues(full_queues_from(frame.load_report))
             case "taken_up":
                 on_taken_up = self._taking_up.pop(frame.taken_up.request, None)
                 if on_taken_up is not None:

@@ -12,6 +12,7 @@ from gateway.resume_state import state_from
 from octavo.internal.executor.v1 import sequence_pb2
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.rpc.errors import FieldViolation, ServiceError, code_from_number
+from octavo.rpc.full_queue import FullQueue
 
 _FINISH_REASONS: dict[scheduler_pb2.FinishReason, FinishReason] = {
     scheduler_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -121,6 +122,22 @@ def pools_from(pools: scheduler_pb2.ModelPools) -> dict[str, Pool]:
         each.model: Pool(each.model, each.model_revision, each.num_executors, each.max_model_len)
         for each in pools.pools
     }
+
+
+def full_queues_from(report: scheduler_pb2.LoadReport) -> dict[str, FullQueue]:
+    """Return the queues that a report tells of, by model name."""
+    return {each.model: _full_queue(each) for each in report.full_queues}
+
+
+def _full_queue(queue: scheduler_pb2.FullQueue) -> FullQueue:
+    drained = queue.drained_choices_per_second, queue.drained_tokens_per_second
+    return FullQueue(
+        num_choices=queue.num_choices,
+        num_tokens=queue.num_tokens,
+        max_choices=queue.max_choices if queue.HasField("max_choices") else None,
+        max_tokens=queue.max_tokens if queue.HasField("max_tokens") else None,
+        drained=drained if min(drained) > 0 else None,
+    )
 
 
 def _columns(columns: sequence_pb2.TokenLogprobColumns) -> LogprobColumns:

@@ -53,23 +53,27 @@ class ServedModels:
         """Return every name that `resolve` knows: those of the models, then the further ones."""
         return [*self._models, *self._aliases]
 
+    def find(self, name: str) -> ServedModel | None:
+        """Return the model that `resolve` would, None where that raises."""
+        if not name:
+            return next(iter(self)) if len(self._models) == 1 else None
+        return self._models.get(self._aliases.get(name, name))
+
     def resolve(self, name: str) -> ServedModel:
         """Return the model that a request means: the only one where it names none.
 
         Raises ServiceError: NOT_FOUND naming the served ones, INVALID_ARGUMENT where no name is given but several are
         served.
         """
-        if not name and len(self._models) == 1:
-            return next(iter(self))
+        model = self.find(name)
+        if model is not None:
+            return model
         served = ", ".join(self._models)
         if not name:
             raise invalid_argument([FieldViolation("model", f"is required: several models are served: {served}")])
-        name = self._aliases.get(name, name)
-        if name not in self._models:
-            # Only the start of the name is said back: it may be of any length.
-            message = f"model {name[:100]!r} is not served here; served: {served}"
-            raise ServiceError(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", message, metadata={"served": served})
-        return self._models[name]
+        # Only the start of the name is said back: it may be of any length.
+        message = f"model {name[:100]!r} is not served here; served: {served}"
+        raise ServiceError(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", message, metadata={"served": served})
 
 
 def _special_tokens(prepared: PreparedModel, tokenizer: Tokenizer) -> dict[str, str]:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -17,7 +18,9 @@ from gateway.admin_client import AdminClient
 from gateway.admin_servicer import AdminServicer
 from gateway.auth import ApiKeys, ApiKeysError, read_api_keys
 from gateway.cell import Cell
+from gateway.early_refusals import EarlyRefusals
 from gateway.generator import Generator
+from gateway.health import ADMIN_SERVICE, INFERENCE_SERVICE, GatewayHealth
 from gateway.http.app import make_app
 from gateway.http.generation_api import GenerationApi
 from gateway.http.server import HttpServer
@@ -35,7 +38,7 @@ from octavo.models.prepared import PreparedModel, open_prepared
 from octavo.rpc.channel import open_channel
 from octavo.rpc.early_gc import resume_gc
 from octavo.rpc.metrics import MetricsServer
-from octavo.rpc.server import HealthBoard, RpcServer, wait_for_signal
+from octavo.rpc.server import RpcServer, wait_for_signal
 from octavo.rpc.settings import SettingsError
 from octavo.rpc.stages import Stages
 from octavo.settings import GatewaySettings
@@ -43,10 +46,10 @@ from octavo.v1 import admin_pb2_grpc, inference_pb2_grpc, model_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-INFERENCE_SERVICE = "octavo.v1.InferenceService"
 MODEL_SERVICE = "octavo.v1.ModelService"
-ADMIN_SERVICE = "octavo.v1.AdminService"
 
+# Seconds. A scheduler reports four times in each.
+_LEAST_SILENCE = 1.0
 # Long texts at work at once. Each takes a core for a while, and there are streams to serve besides.
 _NUM_THREADS = 2
 # Seconds: for streams to tell their clients, for calls that are left to be cut, for the scheduler to hear of it.
@@ -84,7 +87,7 @@ class GatewayServer:
             clock=clock,
             backoff=backoff,
             check_invariants=settings.check_invariants,
-            silence=settings.stall_timeout / 2,
+            silence=max(_LEAST_SILENCE, settings.stall_timeout / 2),
             on_drain=self.drained.set,
         )
         tokens = ResumeTokens(settings.resume_key, settings.cell)
@@ -93,8 +96,9 @@ class GatewayServer:
         self._detached = generator.detached
         self._rpc = RpcServer(settings.bind, settings.port)
         tools = TextTools(self._models, self.live, self._cell)
+        early_refusals = EarlyRefusals(self._models, cell, metrics)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(generator, tools, keys, permits, clock), self._rpc.server
+            InferenceServicer(generator, tools, keys, permits, early_refusals, clock), self._rpc.server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(
             ModelServicer(self._models, self._cell, keys), self._rpc.server
@@ -108,11 +112,22 @@ class GatewayServer:
         registry.register(GatewayCollector(metrics, self.live.count_by_model, permits, lambda: cell.is_attached))
         self._metrics = MetricsServer(registry, settings.bind, settings.metrics_port)
         routers = [
-            GenerationApi(generator, self._models, permits, clock).router(),
+            GenerationApi(generator, self._models, permits, early_refusals, clock).router(),
             ServiceApi(self._models, self._cell, tools, registry, self._rpc.health.is_serving).router(),
         ]
-        self._http = HttpServer(make_app(routers, keys, settings.cors_origins or ()), settings.bind, settings.http_port)
-        self._health: asyncio.Task[None] | None = None
+        app = make_app(routers, keys, early_refusals, settings.cors_origins or ())
+        self._http = HttpServer(app, settings.bind, settings.http_port)
+        self._health = GatewayHealth(
+            self._rpc.health,
+            self._admin.health,
+            self._models,
+            cell,
+            self.live,
+            lambda: len(generator.detached),
+            stall_timeout=settings.stall_timeout,
+            clock=clock,
+        )
+        self._tasks: list[asyncio.Task[NoReturn]] = []
 
     @property
     def port(self) -> int:
@@ -150,8 +165,7 @@ class GatewayServer:
             started.pop_all()
         await self._rpc.health.set(MODEL_SERVICE, True)
         self._scheduler.start()
-        publish = _publish_health(self._rpc.health, self._admin.health, self._models, self._cell)
-        self._health = asyncio.create_task(publish)
+        self._tasks = [asyncio.create_task(self._health.publish()), asyncio.create_task(self._health.watch())]
 
     async def stop(self) -> None:
         """Say NOT_SERVING, refuse new requests, let the old ones end within the grace, end what is left with a status,
@@ -174,9 +188,9 @@ class GatewayServer:
         await self._admin.stop(_CUT)
         # Behind them, so that it hears of the streams that had to be cut.
         await self._scheduler.stop(_SCHEDULER_HEARS)
-        if self._health is not None:
-            self._health.cancel()
-            await asyncio.gather(self._health, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
         # The last page tells how everything ended.
@@ -230,19 +244,3 @@ def _with_template(prepared: PreparedModel, settings: GatewaySettings) -> Prepar
     except UnicodeDecodeError as error:
         raise SettingsError(f"--chat-template: {settings.chat_template} is not UTF-8 text") from error
     return dataclasses.replace(prepared, chat_template=template)
-
-
-async def _publish_health(health: HealthBoard, admin: HealthBoard, models: ServedModels, cell: Cell) -> None:
-    """Keep health true: a model serves while the cell can run it, the service while any model does.
-
-    `admin`, that of the operator's port, serves while there is a scheduler to ask.
-    """
-    while True:
-        ready = {model.name: not cell.is_stalled and cell.pool(model.prepared) is not None for model in models}
-        for name, is_ready in ready.items():
-            await health.set(f"model/{name}", is_ready)
-        for service in ("", INFERENCE_SERVICE):
-            await health.set(service, any(ready.values()))
-        for service in ("", ADMIN_SERVICE):
-            await admin.set(service, cell.is_attached)
-        await cell.wait_changed()

@@ -17,6 +17,7 @@ from gateway.convert import (
     scores_to_proto,
     text_or_chat_from,
 )
+from gateway.early_refusals import EarlyRefusals
 from gateway.generation import Generation
 from gateway.generator import Generator
 from gateway.permits import Permits
@@ -24,6 +25,7 @@ from gateway.requests import GenerateCommand
 from gateway.rpc_calls import check_call
 from gateway.text_tools import TextTools
 from gateway.validation import MAX_CONTINUATIONS, count_choices
+from octavo.rpc.seal import SealedAnswers
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 REQUEST_ID_KEY = "x-octavo-request-id"
@@ -35,9 +37,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Generates text, scores it, and converts between text and tokens. Every call needs a key where there are keys."""
 
     def __init__(
-        self, generator: Generator, tools: TextTools, keys: ApiKeys, permits: Permits, clock: Callable[[], float]
+        self,
+        generator: Generator,
+        tools: TextTools,
+        keys: ApiKeys,
+        permits: Permits,
+        early_refusals: EarlyRefusals,
+        clock: Callable[[], float],
     ) -> None:
         """`clock`: seconds, the event loop's."""
+        self._early_refusals = early_refusals
         self._generator = generator
         self._permits = permits
         self._tools = tools
@@ -47,14 +56,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """Stream a request's events."""
         call = self._call_of(request, context)
+        if not request.HasField("resume"):
+            self._refuse_early(request)
         command = command_from(request)
         self._hold_permits(command)
+        answers = SealedAnswers(request.checksum) if request.HasField("checksum") else None
         async with self._generator.generate(command, **call) as generation:
             events = await generation.next_events()
             await _send_request_id(generation, context)
             while events:
                 for event in events:
-                    await context.write(response_from(event))
+                    response = response_from(event)
+                    await context.write(response if answers is None else answers.seal(response))
                 events = await generation.next_events()
 
     async def GenerateOnce(  # noqa: N802
@@ -62,6 +75,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.GenerateOnceResponse:
         """Answer with all of a request's events at once."""
         call = self._call_of(request, context)
+        self._refuse_early(request.request)
         command = command_from(request.request) if request.HasField("request") else GenerateCommand()
         self._hold_permits(command)
         async with self._generator.generate(command, streaming=False, **call) as generation:
@@ -72,6 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Score(self, request: inference_pb2.ScoreRequest, context: _Context) -> inference_pb2.ScoreResponse:  # noqa: N802
         """Answer with how likely continuations are."""
         call = self._call_of(request, context)
+        self._early_refusals.check(request.model, len(request.continuations))
         command = score_command_from(request)
         self._permits.hold_for_call(min(len(command.continuations), MAX_CONTINUATIONS), "continuations")
         return scores_to_proto(await self._generator.score(command, **call))
@@ -109,6 +124,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         check_call(self._keys, request, context)
         tokens, max_model_len = await self._tools.count_tokens(request.model, text_or_chat_from(request))
         return inference_pb2.CountTokensResponse(tokens=tokens, max_model_len=max_model_len)
+
+    def _refuse_early(self, request: inference_pb2.GenerateRequest) -> None:
+        """Refuse for a full queue before the fields of a request are looked at, which may be many."""
+        self._early_refusals.check(request.model, request.best_of or request.n)
 
     def _hold_permits(self, command: GenerateCommand) -> None:
         field = "n" if command.best_of is None else "best_of"

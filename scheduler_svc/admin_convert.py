@@ -6,42 +6,10 @@ from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.rpc.errors import FieldViolation, invalid_argument
 from scheduler_svc.kv_convert import wait_reason
 from scheduler_svc.listing import RequestPlace, RequestsPage, RequestView
-from scheduler_svc.load import LoadSnapshot
 from scheduler_svc.page_tokens import MAX_PAGE_SIZE, make_token, read_token
 from scheduler_svc.request_record import RequestId
 
 _KIND = "requests"
-
-
-def load_response(term: int, num_gateways: int, load: LoadSnapshot) -> scheduler_pb2.GetLoadResponse:
-    """Return the load in full."""
-    return scheduler_pb2.GetLoadResponse(
-        term=term,
-        num_requests=load.num_requests,
-        num_waiting=load.num_waiting,
-        num_running=load.num_running,
-        num_preemptions=load.num_preemptions,
-        num_desyncs=load.num_desyncs,
-        num_gateways=num_gateways,
-        executors=[
-            scheduler_pb2.ExecutorLoad(
-                address=executor.address,
-                incarnation=executor.incarnation,
-                model=executor.model,
-                num_running=executor.num_running,
-                num_in_flight=executor.num_in_flight,
-                num_steps=executor.num_steps,
-                total_blocks=executor.total_blocks,
-                free_blocks=executor.free_blocks,
-                owned_blocks=executor.owned_blocks,
-                cached_blocks=executor.cached_blocks,
-                pinned_blocks=executor.pinned_blocks,
-                reserved_blocks=executor.reserved_blocks,
-                num_waiting=executor.num_waiting,
-            )
-            for executor in load.executors
-        ],
-    )
 
 
 def list_query(request: scheduler_pb2.ListRequestsRequest, term: int) -> tuple[RequestPlace | None, int]:

@@ -32,7 +32,7 @@ from scheduler_svc.batch import (
     StepTokens,
     TokensOut,
 )
-from scheduler_svc.load import LoadSnapshot, ModelPoolView
+from scheduler_svc.load import ModelPoolView
 from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord, StoppingParams
 
 Frame = AttachResponse
@@ -234,19 +234,6 @@ def model_pools_frame(pools: Iterable[ModelPoolView]) -> Frame:
                 )
                 for pool in pools
             ]
-        )
-    )
-
-
-def load_report_frame(load: LoadSnapshot, num_received_frames: int, *, is_stalled: bool) -> Frame:
-    """Return the load in short, for a gateway of whose stream so many frames have come."""
-    return Frame(
-        load_report=scheduler_pb2.LoadReport(
-            num_waiting=load.num_waiting,
-            num_running=load.num_running,
-            kv_usage=load.kv_usage,
-            is_stalled=is_stalled,
-            num_received_frames=num_received_frames,
         )
     )
 

@@ -7,12 +7,6 @@ import math
 MEMORY_SECONDS = 30.0
 """What is measured fades with this time constant, so a rate follows the load within a minute."""
 
-LONGEST_WAIT = 60.0
-"""The longest wait that is told, in seconds: what holds in a minute, nobody knows."""
-
-SHORTEST_WAIT = 0.1
-"""The shortest wait that is told, in seconds: below it clients would only knock."""
-
 
 class DrainRate:
     """Choices, and tokens, that leave one queue in a second in which somebody waits.

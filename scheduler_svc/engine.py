@@ -15,6 +15,7 @@ from itertools import count
 import grpc
 
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.full_queue import FullQueue
 from scheduler_svc import admission, request_errors
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, RequestDone, ScheduledBatch, TokensOut
 from scheduler_svc.batch_builder import BatchBuilder
@@ -270,6 +271,10 @@ class Engine:
         """Counters of the live requests of one gateway."""
         return self._requests.of_incarnation(incarnation)
 
+    def full_queue(self, model: str, now: float) -> FullQueue | None:
+        """Return a model's queue where whoever comes now has to wait; else None."""
+        return self._queue_bound.full_queue(model, self._placement.pool(model), self._placement.orphans, now)
+
     def pools(self) -> list[ModelPoolView]:
         """The models that have a ready executor, by name."""
         pools = []
@@ -340,17 +345,9 @@ class Engine:
         """Raise AssertionError where the state contradicts itself: ledgers, owners, endings."""
         self._requests.check_invariants()
         self._resumables.check_invariants()
-        owned: list[Sequence] = list(self._placement.orphans)
-        for executor in self._placement.executors.values():
-            executor.check_invariants(self._depth)
-            owned += executor.waiting
-            owned += executor.running
-        live = self.live_sequences()
+        owned = self._placement.check_invariants(self._depth)
         assert len(owned) == len(set(owned)), "a sequence has two owners"
-        assert set(owned) == set(live), "what is placed is not what is live"
-        for sequence in self._placement.orphans:
-            assert sequence.status is SequenceStatus.WAITING
-            assert sequence.session == sequence.handle == sequence.num_in_flight_rows == len(sequence.block_table) == 0
+        assert set(owned) == set(self.live_sequences()), "what is placed is not what is live"
         for request in self._requests.values():
             for sequence in request.sequences:
                 assert sequence.num_tokens == len(sequence.token_ids)

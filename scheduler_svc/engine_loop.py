@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, NoReturn, Protocol
 
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.full_queue import FullQueue
 from scheduler_svc.batch import BatchResult, Event, ExecutorSpec, ScheduledBatch, StepTokens
 from scheduler_svc.engine import Engine
 from scheduler_svc.kv_views import KvQuery, KvState
@@ -88,6 +89,7 @@ class EngineLoop:
         self._publisher = publisher
         self._metrics = metrics
         self._pools_watchers: list[PoolsWatcher] = []
+        self._round_watchers: list[Callable[[], None]] = []
         self._check_invariants = check_invariants
         self._clock = clock
         self._expire_interval = expire_interval
@@ -101,6 +103,10 @@ class EngineLoop:
     def watch_pools(self, watcher: PoolsWatcher) -> None:
         """Have `watcher` told which models can run, on every change."""
         self._pools_watchers.append(watcher)
+
+    def watch_rounds(self, watcher: Callable[[], None]) -> None:
+        """Have `watcher` called behind every round, which is what follows each change of the engine."""
+        self._round_watchers.append(watcher)
 
     # What comes from gateways.
 
@@ -229,6 +235,11 @@ class EngineLoop:
         with self._guarded("pools"):
             return self._engine.pools()
 
+    def full_queue(self, model: str) -> FullQueue | None:
+        """Return a model's queue where whoever comes now has to wait, else None."""
+        with self._guarded("full_queue"):
+            return self._engine.full_queue(model, self._clock())
+
     def load(self) -> LoadSnapshot:
         """Return how busy the cell is."""
         with self._guarded("load"):
@@ -309,6 +320,8 @@ class EngineLoop:
             if self._check_invariants:
                 with self._guarded("check_invariants", session=number, batch=batch):
                     self._engine.check_invariants()
+        for watcher in self._round_watchers:
+            watcher()
         return any_scheduled
 
     def _after(self, events: list[Event], now: float) -> None:

@@ -30,15 +30,13 @@ WELCOME_TIMEOUT = 5.0
 
 FIRST_DELAY = 0.1
 LAST_DELAY = 0.5
-HANG_TIMEOUT = 5.0
-"""Seconds without a sign of progress after which a session is given up."""
 """Bounds in seconds of the wait before another dial. It doubles with every failure; up to half is taken off at random.
 A dial that is refused costs a millisecond, and an executor that has just loaded its model is to be found at once."""
+HANG_TIMEOUT = 5.0
+"""Seconds without a sign of progress after which a session is given up."""
 
 _Call = grpc.aio.StreamStreamCall[executor_pb2.ExecuteRequest, executor_pb2.ExecuteResponse]
 
-
-_FIRST_STEP_FACTOR = 3
 _PATH = "/octavo.internal.executor.v1.ExecutorService/Execute"
 _FAREWELLS = {"DEVICE_FAILED": Loss.DIED, "UNAVAILABLE": Loss.LOST}
 """What UNAVAILABLE at the end of a session means, by its reason. Without one of the executor's the connection broke."""
@@ -208,8 +206,7 @@ class ExecutorClient:
         watch = StallWatch(link.is_watched, link.progress, self._hang_timeout)
         while True:
             watch.look(asyncio.get_running_loop().time())
-            # A first step also makes what is made once in a process: it has longer.
-            if watch.stuck_for >= self._hang_timeout * (1 if link.num_answered else _FIRST_STEP_FACTOR):
+            if watch.is_stalled:
                 raise HungError(f"no sign of progress for {watch.stuck_for:.1f} s")
             await asyncio.sleep(watch.interval)
 

@@ -16,18 +16,20 @@ from typing import NoReturn
 import grpc
 
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.full_queue import QUEUE_FULL
 from scheduler_svc.batch import RequestDone
 from scheduler_svc.convert import (
     Frame,
     accepted_frame,
     drain_frame,
-    load_report_frame,
     model_pools_frame,
     rejected_frame,
     welcome_frame,
 )
 from scheduler_svc.engine_loop import EngineLoop
+from scheduler_svc.full_queues import FullQueues
 from scheduler_svc.load import ModelPoolView
+from scheduler_svc.load_convert import load_report_frame
 from scheduler_svc.metrics import SchedulerMetrics
 from scheduler_svc.output_streams import OutputStream, OutputStreams, lapsed_error
 from scheduler_svc.request_log import format_request_id
@@ -36,8 +38,8 @@ from scheduler_svc.resume_convert import taken_up_frame
 
 logger = logging.getLogger(__name__)
 
-LOAD_INTERVAL = 1.0
-"""Seconds between LoadReports."""
+LOAD_INTERVAL = 0.25
+"""Seconds between LoadReports: they are the scheduler's signs of life, and a gateway waits for no more than a few."""
 
 _MOST_CONTROL_FRAMES = 10_000
 _MOST_NOTED_CANCELS = 1_000
@@ -175,6 +177,8 @@ class Gateways:
         # Who had a request that was handed over, by its new id, until the new gateway has shown that it has the record.
         self._handed_over: dict[RequestId, RequestId] = {}
         self.is_stalled = False
+        self._full_queues = FullQueues(engine_loop.full_queue)
+        engine_loop.watch_rounds(self._look_at_queues)
         # A gateway whose frames were thrown away submits what it holds; what an operator has ended stays ended. Oldest
         # first.
         self._operator_cancels: OrderedDict[RequestId, None] = OrderedDict()
@@ -245,6 +249,9 @@ class Gateways:
                 num_cached_tokens = self._engine_loop.submit(record)
             except ServiceError as error:
                 self.reject(attachment, counter, error)
+                if error.reason == QUEUE_FULL:
+                    self._full_queues.note_refusal(record.model, len(record.choices), len(record.prompt_token_ids))
+                    self._look_at_queues()
                 return
         attachment.answer(accepted_frame(counter, num_cached_tokens))
 
@@ -322,11 +329,7 @@ class Gateways:
         """Tell every gateway how busy the cell is, for ever."""
         while True:
             await asyncio.sleep(interval)
-            if self._attached:
-                load = self._engine_loop.load()
-                for attachment in self._attached.values():
-                    num_frames = attachment.num_received_frames
-                    attachment.put_load(load_report_frame(load, num_frames, is_stalled=self.is_stalled))
+            self._put_load()
 
     def close(self, error: ServiceError) -> None:
         """End every stream with `error` and take no more. Requests stay: their gateways hold the records."""
@@ -337,6 +340,18 @@ class Gateways:
             timer.cancel()
         self._absent.clear()
         self._detached.clear()
+
+    def _look_at_queues(self) -> None:
+        if self._full_queues.look():
+            self._put_load()
+
+    def _put_load(self) -> None:
+        if not self._attached:
+            return
+        load = self._engine_loop.load()
+        for attachment in self._attached.values():
+            num_frames, queues = attachment.num_received_frames, self._full_queues.queues
+            attachment.put_load(load_report_frame(load, num_frames, queues, is_stalled=self.is_stalled))
 
     def _abandon(self, incarnation: str) -> None:
         """Cancel what is left of a gateway that did not come back, or keep it for whoever takes it up."""

@@ -126,3 +126,15 @@ class Placement:
         if oldest is None or oldest[1] is None or now - oldest[1] < timeout:
             return None
         return oldest[0]
+
+    def check_invariants(self, depth: int) -> list[Sequence]:
+        """Raise AssertionError where an executor or an orphan contradicts itself; return whom every one of them has."""
+        owned: list[Sequence] = list(self.orphans)
+        for executor in self.executors.values():
+            executor.check_invariants(depth)
+            owned += executor.waiting
+            owned += executor.running
+        for sequence in self.orphans:
+            assert sequence.status is SequenceStatus.WAITING
+            assert sequence.session == sequence.handle == sequence.num_in_flight_rows == len(sequence.block_table) == 0
+        return owned

@@ -11,13 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import grpc
-
-from octavo.rpc.errors import ServiceError
-from scheduler_svc.drain_rate import LONGEST_WAIT, SHORTEST_WAIT
+from octavo.rpc.full_queue import FullQueue
 from scheduler_svc.executor_state import ExecutorState
 from scheduler_svc.placement import least_loaded
-from scheduler_svc.request_errors import RETRY_DELAY
 from scheduler_svc.sequence import LiveRequest
 from scheduler_svc.sequence import Sequence as Choice
 
@@ -42,50 +38,56 @@ class QueueBound:
 
         `request` is not placed yet; `pool` are the executors of its model, `orphans` wait for an executor of any.
         """
-        if request.record.is_resumed or (self.max_waiting is None and self.max_waiting_tokens is None):
+        if request.record.is_resumed or self._is_none:
             return
         first = request.sequences[0]
         target = least_loaded(pool, first)
         if target is None or not (target.running or target.waiting):
             return
         count, num_tokens = len(request.sequences), first.num_tokens
-        mine = [each for each in orphans if each.request.record.model == request.record.model]
-        would_wait = _Waiting(len(mine), sum(each.num_tokens for each in mine))
+        would_wait = _waiting_orphans(request.record.model, orphans)
         for executor in pool:
             would_wait = would_wait.plus(_waiting_with(executor, first, count if executor is target else 0))
-        excess = _Waiting(
-            0 if self.max_waiting is None else max(0, would_wait.choices - self.max_waiting),
-            0 if self.max_waiting_tokens is None else max(0, would_wait.tokens - self.max_waiting_tokens),
-        )
-        if excess.choices or excess.tokens:
-            raise self._full(_Waiting(count, count * num_tokens), would_wait, excess, pool, now)
+        # Some of the newcomers may go right through, and then fewer wait beside them than before.
+        queue = self._queue(_Waiting(would_wait.choices - count, would_wait.tokens - count * num_tokens), pool, now)
+        if not queue.fits(count, num_tokens):
+            raise queue.refusal(count, num_tokens)
 
-    def _full(
-        self, wanted: _Waiting, would_wait: _Waiting, excess: _Waiting, pool: Sequence[ExecutorState], now: float
-    ) -> ServiceError:
+    def full_queue(
+        self, model: str, pool: Sequence[ExecutorState], orphans: Iterable[Choice], now: float
+    ) -> FullQueue | None:
+        """Return a model's queue where whoever comes now has to wait, whatever its size: `check` goes by it then.
+
+        None where somebody would not have to, and where nothing is bound. Arguments as for `check`.
+        """
+        if self._is_none or not pool or any(map(_may_take_at_once, pool)):
+            return None
+        waiting = _waiting_orphans(model, orphans)
+        for executor in pool:
+            waiting = waiting.plus(_Waiting(len(executor.waiting), executor.num_queued_tokens))
+        return self._queue(waiting, pool, now)
+
+    @property
+    def _is_none(self) -> bool:
+        return self.max_waiting is None and self.max_waiting_tokens is None
+
+    def _queue(self, waiting: _Waiting, pool: Sequence[ExecutorState], now: float) -> FullQueue:
         measured = [rates for executor in pool if (rates := executor.drain.rates(now)) is not None]
-        delay = RETRY_DELAY
-        metadata = {
-            "choices": str(wanted.choices),
-            "tokens": str(wanted.tokens),
-            "waiting": str(max(0, would_wait.choices - wanted.choices)),
-            "waiting_tokens": str(max(0, would_wait.tokens - wanted.tokens)),
-            "max_waiting": "none" if self.max_waiting is None else str(self.max_waiting),
-            "max_waiting_tokens": "none" if self.max_waiting_tokens is None else str(self.max_waiting_tokens),
-        }
-        if measured:
-            choices, tokens = (sum(rates) for rates in zip(*measured, strict=True))
-            delay = min(max(excess.choices / choices, excess.tokens / tokens, SHORTEST_WAIT), LONGEST_WAIT)
-            metadata |= {"drained_choices_per_second": f"{choices:.3g}", "drained_tokens_per_second": f"{tokens:.3g}"}
-        return ServiceError(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "QUEUE_FULL",
-            f"{metadata['waiting']} choices of {metadata['waiting_tokens']} tokens wait already, {wanted.choices} of "
-            f"{wanted.tokens} tokens come with this request, and at most {metadata['max_waiting']} choices of "
-            f"{metadata['max_waiting_tokens']} tokens may wait; try again in {delay:.1f} s",
-            metadata=metadata,
-            retry_delay=delay,
-        )
+        choices, tokens = (sum(rates) for rates in zip(*measured, strict=True)) if measured else (0.0, 0.0)
+        drained = (choices, tokens) if measured else None
+        return FullQueue(waiting.choices, waiting.tokens, self.max_waiting, self.max_waiting_tokens, drained)
+
+
+def _may_take_at_once(executor: ExecutorState) -> bool:
+    """Whether a newcomer may not have to wait for an executor: it has nothing to do, or rows and a queue in motion."""
+    if not (executor.running or executor.waiting):
+        return True
+    return not executor.drain.has_left_over and len(executor.running) < executor.max_running
+
+
+def _waiting_orphans(model: str, orphans: Iterable[Choice]) -> _Waiting:
+    mine = [each for each in orphans if each.request.record.model == model]
+    return _Waiting(len(mine), sum(each.num_tokens for each in mine))
 
 
 def _waiting_with(executor: ExecutorState, first: Choice, count: int) -> _Waiting:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from octavo.internal.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from octavo.rpc.channel import open_channel
 from octavo.rpc.metrics import MetricsServer
-from octavo.rpc.progress import StallWatch
+from octavo.rpc.progress import StallLog, StallWatch
 from octavo.rpc.server import PortTakenError, RpcServer, wait_for_signal
 from octavo.rpc.stages import Stages
 from octavo.settings import SchedulerSettings
@@ -98,6 +98,9 @@ class SchedulerServer:
         self._stall_watch = StallWatch(
             lambda: self._engine_loop.has_placed_work, lambda: self._engine_loop.progress, settings.stall_timeout
         )
+        self._stall_log = StallLog(
+            logger, stalled="work waits and nothing commits", again="work goes on", state=self._state
+        )
 
         def make_client(address: str) -> ExecutorClient:
             return ExecutorClient(
@@ -172,16 +175,15 @@ class SchedulerServer:
             await self._metrics_server.stop()
 
     def _stall_changed(self, is_stalled: bool) -> None:
-        """Say that work waits and nothing commits, with all that may tell why, or that it goes on."""
+        """Say that work waits and nothing commits, or that it goes on."""
         self._health.stall_changed(is_stalled)
         self._gateways.is_stalled = is_stalled
-        seconds = round(self._stall_watch.stuck_for, 1)
-        if not is_stalled:
-            logger.warning("work goes on", extra={"fields": {"seconds": seconds}})
-            return
+        self._stall_log.tell(is_stalled, self._stall_watch.stuck_for)
+
+    def _state(self) -> dict[str, object]:
+        """Return all that may tell why nothing commits."""
         oldest = self._engine_loop.list_requests(None, _MOST_DUMPED_REQUESTS)
-        fields = {"seconds": seconds, "load": repr(self._engine_loop.load()), "oldest_requests": repr(oldest)}
-        logger.error("work waits and nothing commits", extra={"fields": fields})
+        return {"load": repr(self._engine_loop.load()), "oldest_requests": repr(oldest)}
 
 
 async def serve(settings: SchedulerSettings, stages: Stages) -> int:

@@ -14,12 +14,13 @@ from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 from octavo.rpc.limits import MAX_TERM
 from octavo.rpc.seal import SealCheck
-from scheduler_svc.admin_convert import cancel_target, list_query, list_response, load_response
+from scheduler_svc.admin_convert import cancel_target, list_query, list_response
 from scheduler_svc.convert import cancel_reason, request_record
 from scheduler_svc.drains import Drains
 from scheduler_svc.engine_loop import EngineFailedError, EngineLoop
 from scheduler_svc.gateways import Attachment, Gateways, stopping_error
 from scheduler_svc.kv_convert import kv_query, kv_response
+from scheduler_svc.load_convert import load_response
 from scheduler_svc.tasks import until_first
 from scheduler_svc.term import StaleTermError, Term
 

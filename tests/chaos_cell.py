@@ -51,13 +51,20 @@ class ChaosCell:
     """The processes, by name, and the proxies: before each gateway, each executor, and each gateway's scheduler."""
 
     def __init__(
-        self, model: PreparedModel, logs: Path, seed: int = 0, flags: Mapping[str, Mapping[str, str]] | None = None
+        self,
+        model: PreparedModel,
+        logs: Path,
+        seed: int = 0,
+        flags: Mapping[str, Mapping[str, str]] | None = None,
+        num_executors: int = 2,
     ) -> None:
         """`flags`: further ones, by program."""
         self.model = model
+        self.executors = EXECUTORS[:num_executors]
         self._flags = {program: {**each, **(flags or {}).get(program, {})} for program, each in FLAGS.items()}
         self._logs = logs
-        self._ports = dict(zip((*GATEWAYS, *SCHEDULERS, *EXECUTORS), _free_ports(6), strict=True))
+        names = (*GATEWAYS, *(f"{name} http" for name in GATEWAYS), *SCHEDULERS, *self.executors)
+        self._ports = dict(zip(names, _free_ports(len(names)), strict=True))
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
         self._environ["OCTAVO_RESUME_KEY"] = secrets.token_hex(16)
         if BUILT_AHEAD_IN in os.environ:
@@ -66,7 +73,7 @@ class ChaosCell:
         self.stopped: set[str] = set()
         self.scheduler = SCHEDULERS[0]
         self.proxies: dict[str, TcpProxy] = {}
-        for name in (*GATEWAYS, *EXECUTORS):
+        for name in (*GATEWAYS, *self.executors):
             self.proxies[name] = TcpProxy(self.address(name), seed)
         for name in GATEWAYS:
             self.proxies[f"{name}>scheduler"] = TcpProxy(self.address(self.scheduler), seed)
@@ -75,16 +82,20 @@ class ChaosCell:
         """Where a service listens, without a proxy before it."""
         return f"127.0.0.1:{self._ports[name]}"
 
+    def http_url(self, gateway: str) -> str:
+        """Where a gateway serves HTTP."""
+        return f"http://127.0.0.1:{self._ports[f'{gateway} http']}"
+
     @property
     def client_addresses(self) -> list[str]:
         """Where clients connect."""
         return [self.proxies[name].address for name in GATEWAYS]
 
     async def start(self) -> None:
-        """Start everything and wait until both executors are in session."""
+        """Start everything and wait until all executors are in session."""
         for proxy in self.proxies.values():
             await proxy.start()
-        for name in (*EXECUTORS, self.scheduler, *GATEWAYS):
+        for name in (*self.executors, self.scheduler, *GATEWAYS):
             self.start_service(name)
         await self.wait_whole()
 
@@ -123,16 +134,16 @@ class ChaosCell:
         return earlier
 
     async def wait_whole(self) -> None:
-        """Start what is dead and wait until both executors are in session and both gateways serve."""
+        """Start what is dead and wait until all executors are in session and both gateways serve."""
         for name in self.stopped:
             self.signal(name, signal.SIGCONT)
         self.stopped.clear()
-        for name in (*EXECUTORS, self.scheduler, *GATEWAYS):
+        for name in (*self.executors, self.scheduler, *GATEWAYS):
             self.start_service(name)
         async with asyncio.timeout(TIMEOUT):
             for name in GATEWAYS:
                 await wait_until_serving(self.address(name))
-            while len((await self.load()).executors) < len(EXECUTORS):
+            while len((await self.load()).executors) < len(self.executors):
                 await asyncio.sleep(0.05)
 
     async def load(self) -> scheduler_pb2.GetLoadResponse:
@@ -150,6 +161,15 @@ class ChaosCell:
             if not busy or asyncio.get_running_loop().time() > deadline:
                 return load
             await asyncio.sleep(0.05)
+
+    def states(self) -> dict[str, str]:
+        """Return what each service is now: up, dead or stopped; a scheduler that was replaced is left out."""
+        states = {}
+        for name in (*GATEWAYS, self.scheduler, *self.executors):
+            process = self.processes.get(name)
+            is_dead = process is None or process.poll() is not None
+            states[name] = "dead" if is_dead else "stopped" if name in self.stopped else "up"
+        return states
 
     def log_of(self, name: str) -> str:
         """What a service has logged."""
@@ -169,10 +189,11 @@ class ChaosCell:
         module = {"g": "gateway", "s": "scheduler_svc", "e": "executor_svc"}[name[0]]
         flags = self._flags[module] | {"port": str(self._ports[name]), "metrics-port": "0"}
         if module == "gateway":
-            flags |= {"model": str(self.model.path), "http-port": "0", "admin-port": "0"}
+            flags |= {"model": str(self.model.path), "admin-port": "0"}
+            flags |= {"http-port": str(self._ports[f"{name} http"])}
             flags |= {"scheduler": self.proxies[f"{name}>scheduler"].address}
         elif module == "scheduler_svc":
-            flags |= {"executors": ",".join(self.proxies[each].address for each in EXECUTORS)}
+            flags |= {"executors": ",".join(self.proxies[each].address for each in self.executors)}
         else:
             flags |= {"model": str(self.model.path)}
         return [sys.executable, "-m", module, *(text for flag, value in flags.items() for text in (f"--{flag}", value))]
@@ -185,10 +206,14 @@ def leaked_blocks(load: scheduler_pb2.GetLoadResponse) -> int:
 
 @contextlib.asynccontextmanager
 async def chaos_cell(
-    model: PreparedModel, logs: Path, seed: int = 0, flags: Mapping[str, Mapping[str, str]] | None = None
+    model: PreparedModel,
+    logs: Path,
+    seed: int = 0,
+    flags: Mapping[str, Mapping[str, str]] | None = None,
+    num_executors: int = 2,
 ) -> AsyncIterator[ChaosCell]:
     """Start a cell; end whatever of it still lives. `flags`: further ones, by program."""
-    cell = ChaosCell(model, logs, seed, flags)
+    cell = ChaosCell(model, logs, seed, flags, num_executors)
     try:
         await cell.start()
         yield cell

@@ -80,8 +80,8 @@ def targets_of(kind: str) -> tuple[str, ...]:
     if "scheduler" in kind:
         return ("scheduler",)
     hops = (*EXECUTORS, *(f"{name}>scheduler" for name in GATEWAYS))
-    # Nothing guards a client's bytes but TLS, which a proxy of its own would bring.
-    return hops if "corrupt" in kind else (*hops, *GATEWAYS)
+    # Upwards nothing but TLS guards a client's headers, which name the method, the deadline and the key.
+    return hops if kind == "corrupt up" else (*hops, *GATEWAYS)
 
 
 class Faults:

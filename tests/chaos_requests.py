@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -13,8 +12,6 @@ from typing import Any
 import octavo
 
 FIRST_PROMPT_TOKEN = 3
-MOST_SECONDS = 120.0
-RETRY_PAUSE = 0.3
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,10 @@ class Got:
 
 @dataclass
 class Seen:
-    """What was seen of a request while it ran: `worst_pause` in seconds, and how often its stream was taken up."""
+    """What was seen of a request while it ran: `worst_pause` in seconds."""
 
     got: Got = field(default_factory=Got)
     worst_pause: float = 0.0
-    has_started: bool = False
-    num_refusals: int = 0
 
 
 def draw_requests(seed: int, count: int, seconds: float, vocabulary: int, max_tokens: int = 320) -> list[Wanted]:
@@ -78,23 +73,18 @@ def draw_requests(seed: int, count: int, seconds: float, vocabulary: int, max_to
     return wanted
 
 
+class Watcher:
+    """Is told what happens to requests, by their index; does nothing."""
+
+    def got(self, index: int) -> None:
+        """A request has got something."""
+
+    def ended(self, index: int, error: str) -> None:
+        """A request has ended; `error` is empty where it has ended well."""
+
+
 async def run_request(client: octavo.AsyncClient, wanted: Wanted, on_token: Callable[[], None] = lambda: None) -> Seen:
-    """Run one request to its end, whatever happens on the way.
-
-    A refusal that tells when to come again, or that nobody is there, is no answer yet: it is asked again, as long as
-    nothing of it has begun. What has begun is never asked again here: its client takes it up by itself.
-    """
-    deadline = time.monotonic() + MOST_SECONDS
-    while True:
-        seen = await _run_once(client, wanted, on_token)
-        has_begun = seen.has_started or seen.got.token_ids
-        if has_begun or not seen.got.error.startswith("UnavailableError") or time.monotonic() > deadline:
-            return seen
-        seen.num_refusals += 1
-        await asyncio.sleep(RETRY_PAUSE)
-
-
-async def _run_once(client: octavo.AsyncClient, wanted: Wanted, on_token: Callable[[], None]) -> Seen:
+    """Run one request to its end, whatever happens. Nothing is asked again here: its client does that, or not."""
     seen = Seen()
     got = seen.got
     last = time.monotonic()
@@ -114,19 +104,20 @@ async def _run_once(client: octavo.AsyncClient, wanted: Wanted, on_token: Callab
         got.ends = list(stream.choices)
     except Exception as error:  # what a request ends with is what is measured
         got.error = repr(error)
-        with contextlib.suppress(RuntimeError):
-            seen.has_started = bool(stream.started.request_id)
     return seen
 
 
 async def run_requests(
-    client: octavo.AsyncClient, requests: list[Wanted], on_token: Callable[[int], None] = lambda index: None
+    client: octavo.AsyncClient, requests: list[Wanted], watcher: Watcher | None = None
 ) -> list[Seen]:
     """Run requests, each at its time, and return what they got, in their order."""
     start = time.monotonic()
+    watcher = watcher or Watcher()
 
     async def run(index: int, wanted: Wanted) -> Seen:
         await asyncio.sleep(max(0.0, start + wanted.at - time.monotonic()))
-        return await run_request(client, wanted, lambda: on_token(index))
+        seen = await run_request(client, wanted, lambda: watcher.got(index))
+        watcher.ended(index, seen.got.error)
+        return seen
 
     return list(await asyncio.gather(*(run(index, wanted) for index, wanted in enumerate(requests))))

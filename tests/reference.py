@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
+_TIE = 1e-4
+"""Logits no further apart than this are equal: a prompt and its tokens one by one are not added up in one order."""
+
 
 class Reference:
     """A model in transformers, run one prompt at a time."""
@@ -47,6 +50,16 @@ class Reference:
         )
         tokens: list[int] = output[0, len(prompt) :].tolist()
         return tokens
+
+    def check_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Raise AssertionError where an output is not what `greedy` writes, equally likely tokens aside.
+
+        One run over all tokens: far quicker than to write them again.
+        """
+        rows = self.logits([*prompt, *output])[len(prompt) - 1 : -1]
+        chosen = rows[torch.arange(len(output)), torch.tensor(output)]
+        behind = rows.amax(dim=1) - chosen
+        assert behind.max() <= _TIE, f"token {int(behind.argmax())} of {len(output)} is not the likeliest"
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:

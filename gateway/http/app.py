@@ -13,8 +13,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from gateway.auth import ApiKeys
+from gateway.early_refusals import EarlyRefusals
 from gateway.http.answer import REQUEST_ID_HEADER
-from gateway.http.caller import TOO_LARGE, BodyLimit, KeyCheck
+from gateway.http.caller import TOO_LARGE, BodyLimit, KeyCheck, QueueCheck
 from gateway.http.errors import INTERNAL, Failure, failure_from, failure_of_status
 from gateway.http.pages import make_page
 from gateway.http.refusals import failure_from_validation
@@ -23,7 +24,9 @@ from octavo.rpc.errors import ServiceError
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def make_app(routers: Sequence[APIRouter], keys: ApiKeys, cors_origins: Sequence[str]) -> FastAPI:
+def make_app(
+    routers: Sequence[APIRouter], keys: ApiKeys, early_refusals: EarlyRefusals, cors_origins: Sequence[str]
+) -> FastAPI:
     """Return the application. `cors_origins`: whose pages may use it; `*` for all; none by default."""
     app = FastAPI(
         title="Octavo",
@@ -42,6 +45,7 @@ def make_app(routers: Sequence[APIRouter], keys: ApiKeys, cors_origins: Sequence
     app.add_exception_handler(Exception, _internal)
     # The last one added is the outermost: a browser's preflight has no key.
     app.add_middleware(BodyLimit)
+    app.add_middleware(QueueCheck, early_refusals=early_refusals)
     app.add_middleware(KeyCheck, keys=keys)
     if cors_origins:
         app.add_middleware(

@@ -12,12 +12,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth import ApiKeys
+from gateway.early_refusals import EarlyRefusals
 from gateway.http.connection import send_failure
 from gateway.http.errors import failure_from, failure_of_status
 from octavo.rpc.errors import FieldViolation, ServiceError, invalid_argument
 
 OPEN_PATHS = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """What needs no key."""
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""What generates."""
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """More than any model's context, as ids or as text. A body is read on the event loop: every stream waits for it."""
 TOO_LARGE = failure_of_status(413, f"the body is larger than {MAX_BODY_BYTES} bytes", "body_too_large")
@@ -41,6 +44,24 @@ class KeyCheck:
                 await send_failure(send, failure_from(error))
                 return
             scope.setdefault("state", {})["tenant"] = tenant
+        await self._app(scope, receive, send)
+
+
+class QueueCheck:
+    """Turns away a request for output that no queue has a place for, before anything of the body is read."""
+
+    def __init__(self, app: ASGIApp, early_refusals: EarlyRefusals) -> None:
+        self._app = app
+        self._early_refusals = early_refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a call on, or answer it 429."""
+        if scope["type"] == "http" and scope["path"] in GENERATION_PATHS and scope["method"] == "POST":
+            try:
+                self._early_refusals.check_all()
+            except ServiceError as error:
+                await send_failure(send, failure_from(error))
+                return
         await self._app(scope, receive, send)
 
 

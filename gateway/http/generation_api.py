@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from gateway.early_refusals import EarlyRefusals
 from gateway.http.answer import GenerationResponse
 from gateway.http.caller import call_of
 from gateway.http.choices import Style
@@ -48,9 +49,15 @@ class GenerationApi:
     """The endpoints that generate."""
 
     def __init__(
-        self, generator: Generates, models: ServedModels, permits: Permits, clock: Callable[[], float]
+        self,
+        generator: Generates,
+        models: ServedModels,
+        permits: Permits,
+        early_refusals: EarlyRefusals,
+        clock: Callable[[], float],
     ) -> None:
         """`clock`: seconds, the event loop's."""
+        self._early_refusals = early_refusals
         self._generator = generator
         self._models = models
         self._permits = permits
@@ -132,7 +139,9 @@ class GenerationApi:
             field = "input"
         else:
             field = "n" if commands[0].best_of is None else "best_of"
-        return self._permits.held(sum(map(count_choices, commands)), field)
+        num_choices = sum(map(count_choices, commands))
+        self._early_refusals.check(commands[0].model, num_choices)
+        return self._permits.held(num_choices, field)
 
 
 def _num_choices(body: Generate) -> int:

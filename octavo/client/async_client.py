@@ -82,7 +82,9 @@ class AsyncClient(_AsyncClient):
         request = request_convert.generate_request(prompt, options)
         ask_for_grace(request)
         connection = self._connection
-        point = ResumePoint(request, timeout, lambda: connection.num_addresses)
+        point = ResumePoint(
+            request, timeout, lambda: connection.num_addresses, is_known=lambda: connection.has_answered
+        )
         return AsyncGenerateStream(connection, point, timeout)
 
     async def complete(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
 
-from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
+from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout
 from octavo.client.discovery import Api, checked_addresses, find, given_addresses, key_metadata
 from octavo.client.errors import CallInfo, UnavailableError, cancelled, error_from
+from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_channel
+from octavo.rpc.seal import SealedAnswers, sealed_request
 
 SEND_TIMEOUT = 5.0
 CLOSE_PATIENCE = 1.0
@@ -40,6 +43,8 @@ class AsyncConnection:
         self._channel: grpc.aio.Channel | None = None
         self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_closed = False
+        self.has_answered = False
+        """A peer has been there, whatever it said."""
 
     @property
     def address(self) -> str | None:
@@ -64,17 +69,30 @@ class AsyncConnection:
         return CallInfo(f"the {self._api.noun} at {self.address}", rpc.name, timeout)
 
     async def unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
-        """Ask and wait for the answer. `timeout`: seconds. Whatever ends the waiting ends the call.
+        """Ask and wait for the answer. `timeout`: seconds, for all of it. Whatever ends the waiting ends the call.
 
-        Raises ServiceError. A peer that is not there is followed by the next, each asked once.
+        Raises ServiceError. A peer that is not there is followed by the next, each asked once; what runs something is
+        asked for again for a while, as a stream is.
         """
-        for _ in range(self.num_addresses - 1):
+        seconds = grpc_timeout(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        patience = Patience(
+            PATIENCE if rpc in WAITED_FOR else 0.0, lambda: self.num_addresses, lambda: self.has_answered
+        )
+        while True:
             address = self.address
             try:
-                return await self._unary(rpc, request, timeout)
-            except UnavailableError:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                answer = await self._unary(rpc, request, left, timeout)
+            except UnavailableError as error:
+                pause = patience.pause_after(error)
+                if pause is None or (deadline is not None and time.monotonic() + pause >= deadline):
+                    raise
                 self.advance(address)
-        return await self._unary(rpc, request, timeout)
+                await asyncio.sleep(pause)
+            else:
+                self.has_answered = True
+                return answer
 
     def send(self, rpc: Rpc[RequestT, ResponseT], request: RequestT) -> None:
         """Ask, and do not wait for the answer, which nobody wants. `close` waits a moment for what is under way."""
@@ -85,8 +103,10 @@ class AsyncConnection:
         self._unheard.add(call)
         call.add_done_callback(self._unheard.discard)
 
-    async def _unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
-        seconds = grpc_timeout(timeout)
+    async def _unary(
+        self, rpc: Rpc[RequestT, ResponseT], request: RequestT, seconds: float | None, timeout: float | None
+    ) -> ResponseT:
+        """Ask once. `seconds`: what is left of `timeout`, which is what an error tells."""
         channel = await self._open_channel()
         method = channel.unary_unary(rpc.path, *_codecs(rpc))
         call = self._keep(method(request, timeout=seconds, metadata=self._metadata))
@@ -104,12 +124,19 @@ class AsyncConnection:
             call.cancel()
             raise
 
-    async def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
-        """Ask and return grpc's call, to be read. Raises ServiceError where nobody can be found."""
+    async def stream(
+        self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None
+    ) -> tuple[Any, SealedAnswers]:
+        """Ask, sealed; return grpc's call, to be read, and the seals of its answers, of which any may be Damaged.
+
+        Raises ServiceError where nobody can be found.
+        """
         seconds = grpc_timeout(timeout)
         channel = await self._open_channel()
-        method = channel.unary_stream(rpc.path, *_codecs(rpc))
-        return self._keep(method(request, timeout=seconds, metadata=self._metadata))
+        data = sealed_request(request)
+        answers = SealedAnswers.to(data)
+        method: Any = channel.unary_stream(rpc.path, None, answers.opened(rpc.response_type.FromString))
+        return self._keep(method(data, timeout=seconds, metadata=self._metadata)), answers
 
     async def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""

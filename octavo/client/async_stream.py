@@ -12,10 +12,12 @@ import grpc.aio
 from octavo.client.async_connection import AsyncConnection, is_being_cancelled
 from octavo.client.client_resume import ResumePoint
 from octavo.client.client_rpcs import CANCEL_GENERATE, GENERATE
-from octavo.client.errors import cancelled, error_from
+from octavo.client.errors import cancelled, damaged, error_from
 from octavo.client.response_convert import event_from
 from octavo.client.results import StreamResults
 from octavo.client.types import Delta
+from octavo.rpc.errors import ServiceError
+from octavo.rpc.seal import Damaged, SealedAnswers
 
 
 class AsyncGenerateStream(StreamResults):
@@ -34,6 +36,7 @@ class AsyncGenerateStream(StreamResults):
         self._asked: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._call: Any = None
+        self._answers: SealedAnswers | None = None
         self._is_read = False
         self._is_cancelled = False
         self._has_ended = False
@@ -70,7 +73,9 @@ class AsyncGenerateStream(StreamResults):
     async def _start(self) -> Any:
         if self._call is None and not self._is_cancelled:
             self._loop = asyncio.get_running_loop()
-            self._call = await self._connection.stream(GENERATE, self._point.request(), self._point.timeout())
+            self._call, self._answers = await self._connection.stream(
+                GENERATE, self._point.request(), self._point.timeout()
+            )
             self._asked = self._connection.address
             if self._is_cancelled:  # while the gateway was looked for
                 self._call.cancel()
@@ -86,12 +91,18 @@ class AsyncGenerateStream(StreamResults):
             try:
                 call = await self._start()
                 while (message := await call.read()) is not grpc.aio.EOF:
+                    self._connection.has_answered = True
+                    if isinstance(message, Damaged):
+                        break
                     event = self._point.take(event_from(message))
                     if (delta := self._take(event)) is not None:
                         return delta
-                break
+                if message is grpc.aio.EOF and self._is_whole(self._answers):
+                    break
+                call.cancel()
+                await self._lost(damaged())
             except grpc.aio.AioRpcError as error:
-                await self._lost(error)
+                await self._lost(error_from(error, self._connection.call_info(GENERATE, self._timeout)))
             except asyncio.CancelledError:
                 # grpc ends the call of a cancelled task in most states and promises it for none.
                 self.cancel()
@@ -104,9 +115,8 @@ class AsyncGenerateStream(StreamResults):
         self._has_ended = True
         raise StopAsyncIteration
 
-    async def _lost(self, rpc_error: grpc.aio.AioRpcError) -> None:
+    async def _lost(self, error: ServiceError) -> None:
         """Get ready to take the stream up elsewhere, or raise what it has ended with."""
-        error = error_from(rpc_error, self._connection.call_info(GENERATE, self._timeout))
         pause = None if self._is_cancelled else self._point.pause_after(error)
         if pause is None:
             self._has_ended = True

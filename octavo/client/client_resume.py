@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 
 import grpc
 
 from octavo.client.client_rpcs import grpc_timeout
+from octavo.client.errors import is_of_transport
+from octavo.client.patience import PATIENCE, Patience, growing_pause
 from octavo.client.types import ChoiceFinished, Delta, PromptTokens, Started, Usage
 from octavo.rpc.errors import ServiceError
 from octavo.v1 import inference_pb2
 
 RESUME_GRACE = 30.0
 """Seconds that a request outlives its stream, where the caller does not say."""
-
-FIRST_PAUSE = 0.05
-LAST_PAUSE = 0.5
-"""Bounds in seconds of the pause between two tries. It doubles with each; up to half is taken off at random."""
 
 SETTLING = 5.0
 """Seconds for which a cell that does not know a request is asked again: gateways may be telling a new scheduler.
@@ -47,9 +44,12 @@ class ResumePoint:
         timeout: float | None,
         num_addresses: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
+        is_known: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Raises TypeError, and InvalidArgumentError for a timeout of NaN."""
+        """`is_known`: the cell has answered before. Raises TypeError, and InvalidArgumentError for a timeout of NaN."""
         self._first_request = request
+        grace = request.resume_grace.ToNanoseconds() / 1e9 if request.HasField("resume_grace") else PATIENCE
+        self._patience = Patience(grace, num_addresses, is_known, clock)
         self._grace = request.resume_grace.ToNanoseconds() / 1e9
         self._num_addresses = num_addresses
         self._clock = clock
@@ -62,6 +62,7 @@ class ResumePoint:
         self._num_prompt_tokens_had = 0
         self._num_prompt_tokens = 0
         self._seed: int | None = None
+        self._has_begun = False
         self._is_replaying = False
         self._num_tries = 0
         self._lost_at: float | None = None
@@ -91,6 +92,7 @@ class ResumePoint:
 
         Raises ServiceError (ABORTED, OUTPUT_CHANGED) where a request that was run again writes something else.
         """
+        self._has_begun = True
         if isinstance(event, Started):
             self.token = event.resume_token
             self._seed = event.seed
@@ -143,12 +145,11 @@ class ResumePoint:
 
     def pause_after(self, error: ServiceError) -> float | None:
         """Return the seconds to wait before another try at the next address; None: it is no use."""
-        now = self._clock()
-        self._num_tries += 1
         if not self.token and not self._is_replaying:
             # Nothing has begun, or nothing that could be found again.
-            is_gone = error.code is grpc.StatusCode.UNAVAILABLE and self._lost_at is None
-            return 0.0 if is_gone and self._num_tries < self._num_addresses() else None
+            return None if self._has_begun else self._patience.pause_after(error)
+        now = self._clock()
+        self._num_tries += 1
         if self._lost_at is None:
             self._lost_at = now
         if error.reason == NOTHING_TO_RESUME:
@@ -160,11 +161,9 @@ class ResumePoint:
             return None
         if self._num_tries == 1 and self._num_addresses() > 1:
             return 0.0
-        return min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._num_tries, 30)) * random.uniform(0.5, 1.0)
+        return growing_pause(self._num_tries)
 
 
 def _is_lost(error: ServiceError) -> bool:
     """Tell whether a call ended because nobody was there any more, and not by anybody's decision about the request."""
-    if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN):
-        return True
-    return error.code is grpc.StatusCode.INTERNAL and "RST_STREAM" in error.message
+    return error.code is grpc.StatusCode.UNAVAILABLE or is_of_transport(error)

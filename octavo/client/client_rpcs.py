@@ -76,6 +76,9 @@ ALL_RPCS: tuple[Rpc[Any, Any], ...] = (
     DRAIN,
 )
 
+WAITED_FOR = (GENERATE_ONCE, SCORE)
+"""Of the unary ones, those that run something: the kill of a service is a pause to them, as it is to a stream."""
+
 # Sent again after an answer that was lost, these would report that there is no such request, or stop a successor.
 _NOT_RETRIED = (CANCEL_REQUEST, DRAIN)
 

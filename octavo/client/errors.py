@@ -73,9 +73,11 @@ ERROR_CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
 }
 """The class of each status code. Any other code raises ServiceError itself."""
 
+_OWN_ENDS = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 _DEADLINE = "DEADLINE"
 """The service's reason where it was the call's own deadline that passed."""
 START_HINT = "`octavo up MODEL` starts a cell, `octavo doctor` says what runs"
+_CANNOT_CONNECT = "cannot connect to "
 _CONNECT_FAILED = re.compile(r"failed to connect|DNS resolution failed|connection attempt timed out", re.IGNORECASE)
 _SYSTEM_REASON = re.compile(r"connect: (.+?) \(\d+\)")
 
@@ -103,6 +105,16 @@ def error_from(rpc_error: grpc.RpcError, call: CallInfo) -> ServiceError:
     )
 
 
+def is_of_transport(error: ServiceError) -> bool:
+    """Tell whether no service has said that, since each says why, nor this side: the connection is at fault."""
+    return error.reason == error.code.name and error.code not in _OWN_ENDS
+
+
+def could_not_connect(error: ServiceError) -> bool:
+    """Tell whether nobody was reached, from a connection that was lost and from a peer's own refusal."""
+    return error.code is grpc.StatusCode.UNAVAILABLE and error.message.startswith(_CANNOT_CONNECT)
+
+
 def invalid(field: str, description: str) -> InvalidArgumentError:
     """Return the error for one bad argument that is found before anything is sent."""
     return InvalidArgumentError(
@@ -116,6 +128,11 @@ def invalid(field: str, description: str) -> InvalidArgumentError:
 def cancelled(reason: str, message: str) -> RequestCancelledError:
     """Return the error for a call that this process ended."""
     return RequestCancelledError(grpc.StatusCode.CANCELLED, reason, message)
+
+
+def damaged() -> UnavailableError:
+    """Return the error for a stream whose bytes were changed on the way, or that ended before its end."""
+    return unavailable("DAMAGED_STREAM", "the bytes of the stream were changed on the way")
 
 
 def unavailable(reason: str, message: str) -> UnavailableError:
@@ -148,5 +165,5 @@ def _message(error: ServiceError, call: CallInfo) -> str:
 def _connection_message(details: str, call: CallInfo) -> str:
     if _CONNECT_FAILED.search(details):
         found = _SYSTEM_REASON.search(details)
-        return f"cannot connect to {call.peer}: {found[1].lower() if found else details}; {START_HINT}"
+        return f"{_CANNOT_CONNECT}{call.peer}: {found[1].lower() if found else details}; {START_HINT}"
     return f"the connection to {call.peer} was lost: {details}; ask again, or see `octavo doctor`"

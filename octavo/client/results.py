@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from octavo.client.types import ChoiceFinished, Delta, PromptTokens, Started, Usage
+from octavo.rpc.seal import SealedAnswers
 
 _T = TypeVar("_T")
 
@@ -45,6 +46,10 @@ class StreamResults:
     def usage(self) -> Usage:
         """Token counts of the whole request; known after the loop. Raises RuntimeError before its end."""
         return _known(self._usage, "usage", "it comes with the end of the loop")
+
+    def _is_whole(self, answers: SealedAnswers | None) -> bool:
+        """Whether a stream that ends now has told all: its last answer, where seals say that there must be one, too."""
+        return self._usage is not None or answers is None or not answers.is_sealed
 
     def _take(self, event: Started | PromptTokens | Delta | ChoiceFinished | Usage | None) -> Delta | None:
         """Keep an event; return it where it is for the loop."""

@@ -90,7 +90,9 @@ class Client(_SyncClient):
         request = request_convert.generate_request(prompt, options)
         ask_for_grace(request)
         connection = self._connection
-        point = ResumePoint(request, timeout, lambda: connection.num_addresses)
+        point = ResumePoint(
+            request, timeout, lambda: connection.num_addresses, is_known=lambda: connection.has_answered
+        )
         return GenerateStream(connection, point, timeout)
 
     def complete(

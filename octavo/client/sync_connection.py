@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
-from octavo.client.client_rpcs import SERVICE_CONFIG, RequestT, ResponseT, Rpc, grpc_timeout
+from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout
 from octavo.client.discovery import Api, checked_addresses, find_blocking, given_addresses, key_metadata
 from octavo.client.errors import CallInfo, UnavailableError, cancelled, error_from
+from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_sync_channel
+from octavo.rpc.seal import SealedAnswers, sealed_request
 
 SEND_TIMEOUT = 5.0
 CLOSE_PATIENCE = 1.0
@@ -38,6 +41,9 @@ class SyncConnection:
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._is_closed = False
+        self.has_answered = False
+        """A peer has been there, whatever it said."""
+        self._closing = threading.Event()
         self._unheard: set[Any] = set()
         # Channels to peers that were left: streams may still be read from them.
         self._left: list[grpc.Channel] = []
@@ -68,17 +74,30 @@ class SyncConnection:
         return CallInfo(f"the {self._api.noun} at {self.address}", rpc.name, timeout)
 
     def unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
-        """Ask and wait for the answer. `timeout`: seconds. Whatever ends the waiting ends the call.
+        """Ask and wait for the answer. `timeout`: seconds, for all of it. Whatever ends the waiting ends the call.
 
-        Raises ServiceError. A peer that is not there is followed by the next, each asked once.
+        Raises ServiceError. A peer that is not there is followed by the next, each asked once; what runs something is
+        asked for again for a while, as a stream is.
         """
-        for _ in range(self.num_addresses - 1):
+        seconds = grpc_timeout(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        patience = Patience(
+            PATIENCE if rpc in WAITED_FOR else 0.0, lambda: self.num_addresses, lambda: self.has_answered
+        )
+        while True:
             address = self.address
             try:
-                return self._unary(rpc, request, timeout)
-            except UnavailableError:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                answer = self._unary(rpc, request, left, timeout)
+            except UnavailableError as error:
+                pause = patience.pause_after(error)
+                if pause is None or (deadline is not None and time.monotonic() + pause >= deadline):
+                    raise
                 self.advance(address)
-        return self._unary(rpc, request, timeout)
+                self._closing.wait(pause)
+            else:
+                self.has_answered = True
+                return answer
 
     def send(self, rpc: Rpc[RequestT, ResponseT], request: RequestT) -> None:
         """Ask, and do not wait for the answer, which nobody wants. `close` waits a moment for what is under way."""
@@ -90,8 +109,10 @@ class SyncConnection:
             self._unheard.add(call)
         call.add_done_callback(self._unheard.discard)
 
-    def _unary(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> ResponseT:
-        seconds = grpc_timeout(timeout)
+    def _unary(
+        self, rpc: Rpc[RequestT, ResponseT], request: RequestT, seconds: float | None, timeout: float | None
+    ) -> ResponseT:
+        """Ask once. `seconds`: what is left of `timeout`, which is what an error tells."""
         with self._lock:
             method = self._open_channel().unary_unary(rpc.path, *_codecs(rpc))
             call = method.future(request, timeout=seconds, metadata=self._metadata)
@@ -106,18 +127,26 @@ class SyncConnection:
             call.cancel()
             raise
 
-    def stream(self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None) -> Any:
-        """Ask and return grpc's call, an iterator of answers. Raises ServiceError where nobody can be found."""
+    def stream(
+        self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None
+    ) -> tuple[Any, SealedAnswers]:
+        """Ask, sealed; return grpc's call, an iterator of answers, and their seals; any answer may be Damaged.
+
+        Raises ServiceError where nobody can be found.
+        """
         seconds = grpc_timeout(timeout)
+        data = sealed_request(request)
+        answers = SealedAnswers.to(data)
         with self._lock:
-            return self._open_channel().unary_stream(rpc.path, *_codecs(rpc))(
-                request, timeout=seconds, metadata=self._metadata
-            )
+            open_answer = answers.opened(rpc.response_type.FromString)
+            method: Any = self._open_channel().unary_stream(rpc.path, None, open_answer)
+            return method(data, timeout=seconds, metadata=self._metadata), answers
 
     def close(self) -> None:
         """Close the connection; calls under way end. No effect where it is closed."""
         with self._lock:
             self._is_closed = True
+            self._closing.set()
             channel, self._channel = self._channel, None
         for call in list(self._unheard):
             with contextlib.suppress(grpc.FutureTimeoutError, grpc.RpcError, grpc.FutureCancelledError):

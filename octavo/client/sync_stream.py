@@ -11,11 +11,13 @@ import grpc
 
 from octavo.client.client_resume import ResumePoint
 from octavo.client.client_rpcs import CANCEL_GENERATE, GENERATE
-from octavo.client.errors import cancelled, error_from
+from octavo.client.errors import cancelled, damaged, error_from
 from octavo.client.response_convert import event_from
 from octavo.client.results import StreamResults
 from octavo.client.sync_connection import SyncConnection
 from octavo.client.types import Delta
+from octavo.rpc.errors import ServiceError
+from octavo.rpc.seal import Damaged, SealedAnswers
 
 
 class GenerateStream(StreamResults):
@@ -37,6 +39,7 @@ class GenerateStream(StreamResults):
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._call: Any = None
+        self._answers: SealedAnswers | None = None
         self._is_read = False
         self._is_cancelled = False
         self._has_ended = False
@@ -77,7 +80,9 @@ class GenerateStream(StreamResults):
             if self._is_cancelled:
                 raise _cancelled()
             if self._call is None:
-                self._call = self._connection.stream(GENERATE, self._point.request(), self._point.timeout())
+                self._call, self._answers = self._connection.stream(
+                    GENERATE, self._point.request(), self._point.timeout()
+                )
                 self._asked = self._connection.address
             return self._call
 
@@ -88,22 +93,27 @@ class GenerateStream(StreamResults):
         while True:
             call = self._start()
             try:
-                while True:
-                    event = self._point.take(event_from(next(call)))
+                while (message := next(call, None)) is not None:
+                    self._connection.has_answered = True
+                    if isinstance(message, Damaged):
+                        break
+                    event = self._point.take(event_from(message))
                     if (delta := self._take(event)) is not None:
                         return delta
-            except StopIteration:
-                self._has_ended = True
-                raise
+                if message is None and self._is_whole(self._answers):
+                    break
+                call.cancel()
+                self._lost(damaged())
             except grpc.RpcError as error:
-                self._lost(error)
+                self._lost(error_from(error, self._connection.call_info(GENERATE, self._timeout)))
             except BaseException:  # KeyboardInterrupt, above all
                 self.cancel()
                 raise
+        self._has_ended = True
+        raise StopIteration
 
-    def _lost(self, rpc_error: grpc.RpcError) -> None:
+    def _lost(self, error: ServiceError) -> None:
         """Get ready to take the stream up elsewhere, or raise what it has ended with."""
-        error = error_from(rpc_error, self._connection.call_info(GENERATE, self._timeout))
         pause = None if self._is_cancelled else self._point.pause_after(error)
         if pause is None:
             self._has_ended = True

@@ -13,9 +13,12 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from octavo.rpc.errors import ServiceError, abort
-from octavo.rpc.seal import SEALED_METHODS, Damaged, opened, seal
+from octavo.rpc.seal import SEALED_METHODS, Damaged, DamagedRequest, opened, opened_request, seal
 
 logger = logging.getLogger(__name__)
+
+_DAMAGED_DELAY = 0.1
+"""Seconds after which a request that was damaged may be sent again."""
 
 _Handler = Callable[[Any, Any], Any]
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -33,8 +36,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     The cancellation of a call passes through untouched: grpc needs to see it.
     """
 
+    def __init__(self) -> None:
+        # Of methods that exist: a wrapped handler is the same for every call.
+        self._handlers: dict[str, Any] = {}
+
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Wrap the handler of one call."""
+        method = handler_call_details.method
+        known = self._handlers.get(method)
+        if known is not None:
+            return known
         # Handlers are typed Any: grpc declares their attributes on no public type.
         handler = await continuation(handler_call_details)
         if handler is None:  # unknown method: grpc answers UNIMPLEMENTED
@@ -45,13 +56,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         wrap = _wrap_generator if inspect.isasyncgenfunction(behaviour) else _wrap
         prepare = _checked_stream if handler.request_streaming else _checked
         make_handler = getattr(grpc, f"{shape}_rpc_method_handler")
-        is_sealed = shape == "stream_stream" and handler_call_details.method.startswith(SEALED_METHODS)
+        is_sealed = shape == "stream_stream" and method.startswith(SEALED_METHODS)
         parse = handler.request_deserializer
-        return make_handler(
-            wrap(behaviour, handler_call_details.method, prepare),
+        self._handlers[method] = wrapped = make_handler(
+            wrap(behaviour, method, prepare),
             request_deserializer=opened(parse) if is_sealed else _tolerant(parse),
-            response_serializer=seal if is_sealed else handler.response_serializer,
+            response_serializer=seal if is_sealed else _unless_bytes(handler.response_serializer),
         )
+        return wrapped
 
 
 _Prepare = Callable[[Any, _Context], tuple[Any, Any]]
@@ -78,10 +90,21 @@ def _wrap_generator(behaviour: _Handler, method: str, prepare: _Prepare) -> _Han
     return call
 
 
+def _unless_bytes(serializer: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Return what lets through an answer that its handler has serialized, and sealed, itself."""
+
+    def serialize(message: Any) -> bytes:
+        return message if isinstance(message, bytes) else serializer(message)
+
+    return serialize
+
+
 def _tolerant(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    parse = opened_request(deserializer)
+
     def deserialize(data: bytes) -> Any:
         try:
-            return deserializer(data)
+            return parse(data)
         except DecodeError:
             return _Malformed()
 
@@ -89,6 +112,9 @@ def _tolerant(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _checked(request: Any, context: _Context) -> tuple[Any, Any]:
+    if isinstance(request, DamagedRequest):
+        message = "the bytes of the request were changed on the way; send it again"
+        raise ServiceError(grpc.StatusCode.UNAVAILABLE, "DAMAGED_REQUEST", message, retry_delay=_DAMAGED_DELAY)
     if isinstance(request, (_Malformed, Damaged)):
         # A new one each time: an exception that is raised again and again keeps every traceback.
         message = "the bytes are not a message of the type that this rpc takes"

@@ -47,7 +47,8 @@ _CONNECTING_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Also what one attempt may take, and set for that: a busy peer needs more than the pause between attempts.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Whoever waits for a service that starts again waits for this, too.
+    ("grpc.max_reconnect_backoff_ms", 500),
 )
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 LOOKS = 8
@@ -53,3 +54,24 @@ class StallWatch:
             if self.look(clock()):
                 on_change(self.is_stalled)
             await asyncio.sleep(self.interval)
+
+
+class StallLog:
+    """Tells of stalls in a log: an error with the state once for each, a warning at its end."""
+
+    def __init__(
+        self, logger: logging.Logger, *, stalled: str, again: str, state: Callable[[], Mapping[str, object]]
+    ) -> None:
+        """`stalled`, `again`: the words for either. `state`: all that may tell why, asked for at each stall."""
+        self._logger = logger
+        self._stalled = stalled
+        self._again = again
+        self._state = state
+
+    def tell(self, is_stalled: bool, stuck_for: float) -> None:
+        """Write a line. `stuck_for`: seconds without progress."""
+        fields: dict[str, object] = {"seconds": round(stuck_for, 1)}
+        if is_stalled:
+            self._logger.error(self._stalled, extra={"fields": fields | dict(self._state())})
+        else:
+            self._logger.warning(self._again, extra={"fields": fields})

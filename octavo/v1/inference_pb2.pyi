@@ -31,7 +31,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "resume", "sampling", "stopping", "output", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens", "scheduling", "cache", "resume_grace")
+    __slots__ = ("model", "text", "token_ids", "chat", "resume", "sampling", "stopping", "output", "n", "seed", "request_id", "best_of", "truncate_prompt_tokens", "scheduling", "cache", "resume_grace", "checksum")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class GenerateRequest(_message.Message):
     SCHEDULING_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     RESUME_GRACE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: TokenIds
@@ -64,7 +65,8 @@ class GenerateRequest(_message.Message):
     scheduling: SchedulingConfig
     cache: CacheConfig
     resume_grace: _duration_pb2.Duration
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., resume: _Optional[_Union[ResumeInput, _Mapping]] = ..., sampling: _Optional[_Union[SamplingConfig, _Mapping]] = ..., stopping: _Optional[_Union[StoppingConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., best_of: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., scheduling: _Optional[_Union[SchedulingConfig, _Mapping]] = ..., cache: _Optional[_Union[CacheConfig, _Mapping]] = ..., resume_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    checksum: int
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatInput, _Mapping]] = ..., resume: _Optional[_Union[ResumeInput, _Mapping]] = ..., sampling: _Optional[_Union[SamplingConfig, _Mapping]] = ..., stopping: _Optional[_Union[StoppingConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ..., best_of: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., scheduling: _Optional[_Union[SchedulingConfig, _Mapping]] = ..., cache: _Optional[_Union[CacheConfig, _Mapping]] = ..., resume_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class ResumeInput(_message.Message):
     __slots__ = ("token", "positions")
@@ -195,18 +197,20 @@ class OutputConfig(_message.Message):
     def __init__(self, top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., echo: bool = ..., skip_special_tokens: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "delta", "choice_finished", "usage", "prompt")
+    __slots__ = ("started", "delta", "choice_finished", "usage", "prompt", "checksum")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     started: Started
     delta: Delta
     choice_finished: ChoiceFinished
     usage: Usage
     prompt: Prompt
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
+    checksum: int
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., choice_finished: _Optional[_Union[ChoiceFinished, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("first_token_index", "text", "token_ids", "logprobs")

@@ -331,7 +331,7 @@ async def test_a_gateway_of_another_cell_is_refused() -> None:
 
 @pytest.mark.asyncio
 async def test_pools_and_load_are_told() -> None:
-    """ModelPools follow Welcome and every change; LoadReport comes every second."""
+    """ModelPools follow Welcome and every change; LoadReport comes from time to time."""
     executor = FakeExecutor()
     async with running_scheduler(executor) as scheduler:
         gateway = await scheduler.ready_gateway()

@@ -48,8 +48,22 @@ async def test_two_schedules_of_faults_fail_nothing(tmp_path: Path) -> None:
     """Forty requests each, of every kind (F2: penalties, logprobs, stop strings, n > 1), and a fault a second or so:
     all end equal in every token, text, logprob and end, no block is leaked, no invariant of any process is broken.
     """
-    report = await run_chaos(tmp_path, "--seed", "1", "--seeds", "2", "--requests", "40", "--seconds", "14")
-    assert report["faults"] >= 10
+    flags = (
+        "--seed",
+        "1",
+        "--seeds",
+        "2",
+        "--requests",
+        "40",
+        "--seconds",
+        "8",
+        "--pause",
+        "0.9",
+        "--max-tokens",
+        "160",
+    )
+    report = await run_chaos(tmp_path, *flags)
+    assert report["faults"] >= 14
 
 
 @pytest.mark.full

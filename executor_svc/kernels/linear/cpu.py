@@ -8,6 +8,7 @@ from ctypes import addressof
 import torch
 from torch import Tensor
 
+from executor_svc.huge_pages import HUGE_PAGE_BYTES, advise_huge_pages
 from executor_svc.kernels.linear import Linear, PackLinear
 from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLibrary
 
@@ -25,6 +26,29 @@ class _Weight(ctypes.Structure):
         ("in_features", INT64),
         ("storage", INT32),
     ]
+
+
+_CHUNK_BYTES = 32 << 20
+
+
+class _PanelMemory:
+    """Memory of panels, in chunks of huge pages that weights share: a stream over small pages halts at each one's end,
+    where the processor's own prefetcher stops too. A chunk goes with its last weight.
+    """
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """Return memory that nobody has, contiguous and aligned to a line of the cache."""
+        num_bytes = num_elements * dtype.itemsize
+        whole = -(-num_bytes // 64) * 64
+        if whole > len(self._rest):
+            chunk = torch.empty(max(_CHUNK_BYTES, whole) + HUGE_PAGE_BYTES, dtype=torch.uint8)
+            advise_huge_pages(chunk)
+            self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE_BYTES :]
+        taken, self._rest = self._rest[:num_bytes], self._rest[whole:]
+        return taken.view(dtype)
 
 
 class NativeLinear:
@@ -64,7 +88,8 @@ class NativeLinear:
 
 def make_pack_linear(library: NativeLibrary) -> PackLinear:
     """Make the op. A float32 weight whose values are all bfloat16 is held in 16 bits: nothing is lost."""
-    float32, bfloat16 = _Float32(library), _Bfloat16(library)
+    memory = _PanelMemory()
+    float32, bfloat16 = _Float32(library, memory), _Bfloat16(library, memory)
 
     def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         return (bfloat16 if weight.dtype == torch.bfloat16 else float32).pack(weight.contiguous(), bias)
@@ -75,7 +100,8 @@ def make_pack_linear(library: NativeLibrary) -> PackLinear:
 class _Float32:
     """The functions of linear.cpp."""
 
-    def __init__(self, library: NativeLibrary) -> None:
+    def __init__(self, library: NativeLibrary, memory: _PanelMemory) -> None:
+        self._memory = memory
         self.multiply = library.function("octavo_linear", ADDRESS, ADDRESS, ADDRESS, INT64)
         self.weight_rows = library.function("octavo_linear_weight_rows", ADDRESS, ADDRESS, ADDRESS, INT64)
         self._pack = library.function("octavo_pack_linear", ADDRESS, INT64, INT64, INT32, ADDRESS)
@@ -86,7 +112,7 @@ class _Float32:
         out_features, in_features = weight.shape
         storage = _BFLOAT16 if self._fits_bfloat16(weight.data_ptr(), weight.numel()) else _FLOAT32
         padded = -(-out_features // self._panel) * self._panel
-        panels = torch.empty(padded * in_features, dtype=torch.bfloat16 if storage == _BFLOAT16 else torch.float32)
+        panels = self._memory.take(padded * in_features, torch.bfloat16 if storage == _BFLOAT16 else torch.float32)
         self._pack(weight.data_ptr(), out_features, in_features, storage, panels.data_ptr())
         return NativeLinear(self, weight, panels, bias, storage)
 
@@ -94,13 +120,14 @@ class _Float32:
 class _Bfloat16:
     """The functions of linear_bf16.cpp."""
 
-    def __init__(self, library: NativeLibrary) -> None:
+    def __init__(self, library: NativeLibrary, memory: _PanelMemory) -> None:
+        self._memory = memory
         self.multiply = library.function("octavo_linear_bf16", ADDRESS, ADDRESS, ADDRESS, INT64)
         self.weight_rows = library.function("octavo_linear_bf16_weight_rows", ADDRESS, ADDRESS, ADDRESS, INT64)
         self._pack = library.function("octavo_pack_linear_bf16", ADDRESS, INT64, INT64, ADDRESS)
         self._num_words = library.function("octavo_linear_bf16_words", INT64, INT64, result=INT64)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
-        panels = torch.empty(self._num_words(*weight.shape), dtype=torch.int32)
+        panels = self._memory.take(self._num_words(*weight.shape), torch.int32)
         self._pack(weight.data_ptr(), *weight.shape, panels.data_ptr())
         return NativeLinear(self, weight, panels, bias, _BFLOAT16)

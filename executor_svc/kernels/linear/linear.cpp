@@ -162,7 +162,7 @@ OCTAVO_EXPORT void octavo_linear(const Weight* weight, const float* x, float* ou
   Shares shares;
   // Pieces small enough that a thread which another process holds up leaves its work to the others.
   shares.start(panels, std::max<int64_t>(4, (panels / (team_size() * 8)) / 4 * 4));
-  on_team([&](const Member&) {
+  on_team([&] {
     int64_t begin, end;
     while (shares.take(&begin, &end)) {
       if (weight->storage == kBfloat16)

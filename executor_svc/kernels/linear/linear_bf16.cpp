@@ -215,7 +215,7 @@ OCTAVO_EXPORT void octavo_linear_bf16(const Weight* weight, const bf16* x, bf16*
   const Call call{weight, pad_rows(x, rows, weight->in_features), out, rows};
   Shares shares;
   shares.start(panels, std::max<int64_t>(1, panels / (team_size() * 8)));
-  on_team([&](const Member&) {
+  on_team([&] {
     int64_t begin, end;
     while (shares.take(&begin, &end)) multiply_share(call, begin, end);
   });

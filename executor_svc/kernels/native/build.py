@@ -24,6 +24,8 @@ COMPILERS = ("g++", "clang++", "c++")
 """Tried in this order, after $CXX."""
 
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
+_NUM_KEPT = 8
+"""Libraries of an instruction set that stay beside a new one: other versions may be installed on the machine."""
 _TIME_LIMIT = 600
 """Seconds for one source. A minute is far too long already; this one ends a compiler that hangs."""
 
@@ -50,6 +52,7 @@ def find_library(isa: InstructionSet) -> Path:
         with _locked(folder / f"{name}.lock"):
             if not library.is_file():
                 build(isa, library)
+                _forget_old(folder, isa)
     except OSError as error:
         raise KernelBuildError(f"the compiled kernels cannot be kept in {folder}: {error}; set OCTAVO_HOME") from None
     return library
@@ -66,7 +69,8 @@ def library_name(isa: InstructionSet) -> str:
 def build(isa: InstructionSet, library: Path) -> None:
     """Compile every source and link them. The file appears whole or not at all. Raises KernelBuildError."""
     compiler = find_compiler()
-    sources = sorted(SOURCES.rglob("*.cpp"))
+    # The largest first: no processor waits long for the last.
+    sources = sorted(SOURCES.rglob("*.cpp"), key=lambda path: path.stat().st_size, reverse=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
         objects = [Path(scratch) / f"{index}.o" for index in range(len(sources))]
         commands = [
@@ -105,6 +109,14 @@ def _run(command: list[str]) -> None:
         raise KernelBuildError(
             f"{command[0]} could not compile the kernels (g++ 11 or clang++ 14 and later can): {'; '.join(errors[:3])}"
         )
+
+
+def _forget_old(folder: Path, isa: InstructionSet) -> None:
+    """Remove all libraries of an instruction set but the newest. A process that has loaded one keeps it."""
+    newest_first = sorted(folder.glob(f"octavo-{isa.name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in newest_first[1 + _NUM_KEPT :]:
+        path.unlink(missing_ok=True)
+        Path(f"{path}.lock").unlink(missing_ok=True)
 
 
 @contextmanager

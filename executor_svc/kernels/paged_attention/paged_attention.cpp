@@ -97,18 +97,19 @@ class Attention {
     if (count == 0) return;
     Shares shares;
     shares.start(count, 1);
-    const auto work = [&](const Member& member) {
+    const int64_t others = team_size() - 1;
+    const auto work = [&] {
       static thread_local Scratch scratch;
       int64_t at, next, end;
       for (bool more = shares.take(&at, &end); more; at = next) {
         // While there are plenty, the next task is taken early, so that its first keys are fetched in time.
-        const bool early = at + 2 * (member.count - 1) < count && shares.take(&next, &end);
+        const bool early = at + 2 * others < count && shares.take(&next, &end);
         run_task(tasks[static_cast<size_t>(at)], early ? &tasks[static_cast<size_t>(next)] : nullptr, scratch);
         more = early || shares.take(&next, &end);
       }
     };
     if (count == 1 || plan_.cost * layer_.head_dim < kAlone)
-      work(Member{0, 1});
+      work();
     else
       on_team(work);
   }

@@ -81,7 +81,7 @@ OCTAVO_EXPORT void octavo_rotary_write_kv(const void* qkv, void* query, const fl
   const int64_t width = (num_heads + 2 * num_kv_heads) * head_dim;
   Shares shares;
   shares.start(tokens, std::max<int64_t>(1, kAlone / (4 * width)));
-  const auto work = [&](const Member&) {
+  const auto work = [&] {
     int64_t begin, end;
     while (shares.take(&begin, &end))
       for (int64_t token = begin; token < end; ++token)
@@ -92,7 +92,7 @@ OCTAVO_EXPORT void octavo_rotary_write_kv(const void* qkv, void* query, const fl
   };
   // Padding shares slots of the null block: what lies there afterwards is of no account, whoever wrote last.
   if (tokens * width < kAlone)
-    work(Member{0, 1});
+    work();
   else
     on_team(work);
 }

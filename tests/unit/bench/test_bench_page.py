@@ -39,13 +39,12 @@ def test_a_file_of_serve_becomes_a_table() -> None:
     assert text.endswith("\n\n- this machine was busy")
 
 
-def test_a_file_of_peers_becomes_a_table_for_each_model() -> None:
-    """The hardest peer stands first; who was not measured is named with the reason."""
+def test_files_of_peers_become_a_table_for_each_model() -> None:
+    """The hardest peer stands first; what was measured again counts; who was not measured is named with the reason."""
     about = {"label": "slow one", "versions": "slow 1", "load_s": 3.0}
     slow = ratios.compare("W2", [({"total_s": 2.0}, {"total_s": 5.0})]) | about
     fast = ratios.compare("W2", [({"total_s": 0.5}, {"total_s": 0.25})]) | about | {"label": "fast one"}
-    document = {
-        "repeats": 3,
+    document: dict[str, Any] = {
         "machine": MACHINE,
         "notes": [],
         "models": {
@@ -57,14 +56,27 @@ def test_a_file_of_peers_becomes_a_table_for_each_model() -> None:
             }
         },
     }
-    lines = page.peers_table(document).splitlines()
+    before: dict[str, Any] = {
+        **document,
+        "notes": ["this machine was busy"],
+        "models": {
+            "tiny": {
+                "octavo": {"dtype": "float32"},
+                "workloads": {"W3": {"slow": slow}, "W2": {"fast": slow}},
+                "over_floor": {"W2": {"over_floor": 1.62}, "W3": {"over_floor": 2.0}},
+                "unavailable": {"slow": "it was not there yet"},
+            }
+        },
+    }
+    lines = page.peers_table(page.joined([before, document])).splitlines()
     rows = [line for line in lines if line.startswith("| W2")]
     assert rows == [
-        "| W2 | fast one | 0.50 | total 250.0 ms / 500.0 ms | 3 | slow 1 |",
-        "| W2 | slow one | 2.50 | total 5.00 s / 2.00 s | 3 | slow 1 |",
+        "| W2 | fast one | 0.50 | total 250.0 ms / 500.0 ms | 1 | 3 | slow 1 |",
+        "| W2 | slow one | 2.50 | total 5.00 s / 2.00 s | 1 | 3 | slow 1 |",
     ]
-    assert "Octavo over its floor in these runs: W2 1.50." in lines
-    assert lines[-1] == "- other was not measured: no such / instruction"
+    assert sum(line.startswith("| W3") for line in lines) == 1
+    assert "Octavo over its floor in these runs: W2 1.50 to 1.62, W3 2.00." in lines
+    assert lines[-2:] == ["- other was not measured: no such / instruction", "- this machine was busy"]
 
 
 def test_tables_replace_what_is_between_the_marks_and_nothing_else() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +94,24 @@ def test_a_library_built_ahead_is_taken(home: Path, tmp_path: Path, monkeypatch:
     assert find_library(GENERIC).parent == home / "kernels"
     (ahead / library_name(GENERIC)).write_bytes(b"ahead")
     assert find_library(GENERIC) == ahead / library_name(GENERIC)
+
+
+def test_old_libraries_are_removed_where_a_new_one_is_built(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest few of the same instruction set stay, with their locks; those of others are not touched."""
+    folder = home / "kernels"
+    folder.mkdir(parents=True)
+    for age in range(1, 13):
+        for isa in (AVX512, AVX2):
+            library = folder / f"octavo-{isa.name}-{age:016x}.so"
+            library.touch()
+            os.utime(library, (1e9 - age, 1e9 - age))
+            Path(f"{library}.lock").touch()
+    monkeypatch.setattr(native_build, "build", lambda _, library: library.write_bytes(b"built"))
+    built = find_library(AVX512)
+    kept = {f"octavo-avx512-{age:016x}.so" for age in range(1, 9)} | {built.name}
+    assert {path.name for path in folder.glob("octavo-avx512-*.so")} == kept
+    assert {path.name for path in folder.glob("octavo-avx512-*.lock")} == {f"{name}.lock" for name in kept}
+    assert len(list(folder.glob("octavo-avx2-*"))) == 24
 
 
 def test_the_name_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

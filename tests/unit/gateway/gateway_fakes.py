@@ -273,6 +273,11 @@ def pool_of(
     )
 
 
+def queue_of(prepared: PreparedModel, **fields: Any) -> scheduler_pb2.FullQueue:
+    """Return a queue in which four choices of twelve tokens wait; `fields` say how many may."""
+    return scheduler_pb2.FullQueue(model=prepared.name, num_choices=4, num_tokens=12, **fields)
+
+
 @dataclass
 class Stack:
     """A gateway, its scheduler, and stubs of a client."""
@@ -293,6 +298,13 @@ class Stack:
     async def generate(self, request: inference_pb2.GenerateRequest) -> list[inference_pb2.GenerateResponse]:
         """Return all the events of a request."""
         return [event async for event in self.inference.Generate(request, timeout=TIMEOUT)]
+
+    async def report_queues(self, *queues: scheduler_pb2.FullQueue) -> None:
+        """Have the scheduler report full queues; return once the gateway has heard it: pools are told behind it."""
+        self.scheduler.send(load_report=scheduler_pb2.LoadReport(full_queues=queues))
+        for pools in ([], self.scheduler.pools):
+            self.scheduler.send_pools(pools)
+            await self.wait_health(bool(pools))
 
     async def scrape(self) -> Page:
         """Return the gateway's metrics page; its requests balance."""

@@ -26,8 +26,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prepared_samples import MakePrepared
 
 from gateway import server
+from gateway.health import ADMIN_SERVICE, INFERENCE_SERVICE
 from gateway.scheduler_client import Backoff
-from gateway.server import ADMIN_SERVICE, INFERENCE_SERVICE, MODEL_SERVICE, GatewayServer
+from gateway.server import MODEL_SERVICE, GatewayServer
 from octavo.internal.scheduler.v1 import scheduler_pb2
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel

@@ -80,6 +80,57 @@ async def test_a_stalled_cell_is_not_serving(prepared: PreparedModel) -> None:
         assert tokens_of(await read) == TOKENS
 
 
+def dumps_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    """Return the states that were dumped."""
+    found = [record for record in caplog.records if record.message == "requests wait and nothing comes"]
+    return [record.fields for record in found]  # type: ignore[attr-defined]
+
+
+@pytest.mark.asyncio
+async def test_one_dump_for_each_stall(prepared: PreparedModel, caplog: pytest.LogCaptureFixture) -> None:
+    """By the scheduler's word: what waits here is told once a stall, however often that is said, and its end once; a
+    stalled cell of which this gateway wants nothing is no news.
+    """
+    scheduler = FakeScheduler(auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        report(scheduler, is_stalled=True)
+        await stack.wait_health(False)
+        assert not dumps_of(caplog)
+        report(scheduler)
+        await stack.wait_health(True)
+        read, counter = await start_stream(stack)
+        for _ in range(2):
+            for is_stalled in (True, True, False):
+                report(scheduler, is_stalled=is_stalled)
+                await stack.wait_health(not is_stalled)
+        first, second = dumps_of(caplog)
+        assert (first["is_attached"], first["waiting"], second["waiting"]) == (True, 1, 1)
+        assert f"-{counter}'" in str(first["oldest_requests"])
+        assert len([record for record in caplog.records if record.message == "requests go on"]) == 2
+        scheduler.step(len(TOKENS))
+        assert tokens_of(await read) == TOKENS
+
+
+@pytest.mark.asyncio
+async def test_a_scheduler_that_is_away_is_a_stall_of_what_waits(
+    prepared: PreparedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests wait and nothing comes for the bound: one dump that says why; with the scheduler back they go on."""
+    scheduler = FakeScheduler(auto=False)
+    async with running_stack(prepared, scheduler, stall_timeout=0.4) as stack:
+        read, _ = await start_stream(stack)
+        await scheduler.stop()
+        async with asyncio.timeout(TIMEOUT):
+            while not dumps_of(caplog):
+                await asyncio.sleep(0.02)
+        [dump] = dumps_of(caplog)
+        assert (dump["is_attached"], dump["waiting"]) == (False, 1)
+        await scheduler.start()
+        await stack.wait_health(True)
+        scheduler.step(len(TOKENS))
+        assert tokens_of(await read) == TOKENS
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("by", ["scheduler", "itself"])
 async def test_a_gateway_is_asked_to_stop(prepared: PreparedModel, by: str) -> None:

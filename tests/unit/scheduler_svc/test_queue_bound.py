@@ -10,9 +10,8 @@ from cells import Cell, make_cell
 from fakes import make_record, make_spec
 
 from octavo.rpc.errors import ServiceError
-from scheduler_svc.drain_rate import LONGEST_WAIT
+from octavo.rpc.full_queue import LONGEST_WAIT, UNKNOWN_WAIT
 from scheduler_svc.queue_bound import QueueBound
-from scheduler_svc.request_errors import RETRY_DELAY
 from scheduler_svc.request_record import ChoiceRecord, RequestRecord
 
 
@@ -183,7 +182,7 @@ def test_before_anything_is_measured_there_is_a_delay_all_the_same() -> None:
     assert num_refused(cell, [make_record(1), make_record(2)]) == 0
     error = refusal(cell, make_record(3))
     assert error is not None
-    assert error.retry_delay == RETRY_DELAY
+    assert error.retry_delay == UNKNOWN_WAIT
     cell.schedule()
     cell.now += 10_000.0
     error = refusal(cell, make_record(4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import Any
 
 import grpc
@@ -97,8 +98,10 @@ class SealedExecutor(FakeExecutor):
 
 
 @pytest.mark.asyncio
-async def test_a_device_that_does_not_move_is_given_up() -> None:
-    """Signs of life that always tell the same are no progress while steps wait: the sequences go on elsewhere."""
+async def test_a_device_that_does_not_move_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Signs of life that always tell the same are no progress while steps wait: the sequences go on elsewhere. A first
+    step has no longer than others: the time without progress that was seen is hardly more than the timeout.
+    """
     stuck, other = LivingExecutor(), LivingExecutor()
     async with running_scheduler(stuck, other, hang_timeout=HANG) as scheduler:
         gateway = await scheduler.ready_gateway(2)
@@ -110,6 +113,12 @@ async def test_a_device_that_does_not_move_is_given_up() -> None:
         for counter in range(1, 5):
             assert gateway.outcomes[counter].tokens[0] == expected_tokens([counter, *PROMPT], 20)
         stuck.release()
+    told = [getattr(record, "fields", {}).get("error", "") for record in caplog.records]
+    seconds = [
+        float(match[1]) for error in told if (match := re.fullmatch(r"no sign of progress for ([\d.]+) s", error))
+    ]
+    assert seconds
+    assert all(HANG <= each < 2 * HANG for each in seconds)
 
 
 @pytest.mark.asyncio

@@ -160,7 +160,7 @@ void share_rows(int64_t count, int64_t width, int64_t piece, const F& work) {
   }
   Shares shares;
   shares.start(count, width >= piece ? 1 : piece / width);
-  on_team([&](const Member&) {
+  on_team([&] {
     int64_t begin, end;
     while (shares.take(&begin, &end)) work(begin, end);
   });

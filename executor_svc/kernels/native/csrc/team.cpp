@@ -44,13 +44,13 @@ class Team {
     stopping_ = false;
     size_ = size;
     const uint64_t round = gate_.load() / kRound;
-    for (int index = 1; index < size; ++index) threads_.emplace_back([this, index, round] { serve(index, round); });
+    for (int index = 1; index < size; ++index) threads_.emplace_back([this, round] { serve(round); });
   }
 
   void run(Work work, void* arguments) {
     // Two executors in one process, as in tests, take turns.
     std::lock_guard<std::mutex> turn(callers_);
-    if (size_ == 1) return work(Member{0, 1}, arguments);
+    if (size_ == 1) return work(arguments);
     work_ = work;
     arguments_ = arguments;
     {
@@ -59,7 +59,7 @@ class Team {
       gate_.store((gate_.load(std::memory_order_relaxed) / kRound + 1) * kRound + kOpen, std::memory_order_release);
     }
     wake_.notify_all();
-    work(Member{0, size_}, arguments);
+    work(arguments);
     // All is handed out, as `work` has come back: whoever is not in by now is not waited for.
     gate_.fetch_sub(kOpen, std::memory_order_acq_rel);
     await_those_inside();
@@ -68,10 +68,10 @@ class Team {
   int size() const { return size_; }
 
  private:
-  void serve(int index, uint64_t seen) {
+  void serve(uint64_t seen) {
     while (await_round_after(&seen)) {
       if (!enter(seen)) continue;
-      work_(Member{index, size_}, arguments_);
+      work_(arguments_);
       if ((gate_.fetch_sub(1, std::memory_order_acq_rel) & (kRound - 1)) == 1) {
         std::lock_guard<std::mutex> lock(mutex_);
         done_.notify_one();

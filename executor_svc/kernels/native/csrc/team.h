@@ -13,13 +13,7 @@
 
 namespace octavo {
 
-// One thread's view of the team while an op runs.
-struct Member {
-  int index;  // 0 to count - 1; 0 is the thread that called
-  int count;
-};
-
-// Hands out the numbers 0 to `end`, in pieces, to whichever member asks first.
+// Hands out the numbers 0 to `end`, in pieces, to whichever thread asks first.
 class Shares {
  public:
   void start(int64_t end, int64_t piece) {
@@ -42,17 +36,17 @@ class Shares {
   int64_t piece_ = 1;
 };
 
-using Work = void (*)(const Member&, void* arguments);
+using Work = void (*)(void* arguments);
 
-// Run `work` on every member that comes before it is done, and return when nobody works any more: a thread that another
+// Run `work` on every thread that comes before it is done, and return when nobody works any more: a thread that another
 // process holds up is not waited for unless it has begun. So `work` takes shares until none is left, and returns only
 // then. Calls from several threads run one after the other.
 void run_on_team(Work work, void* arguments);
 
-// The same for anything callable with a Member.
+// The same for anything that is called without arguments.
 template <class F>
 void on_team(const F& f) {
-  run_on_team([](const Member& member, void* arguments) { (*static_cast<const F*>(arguments))(member); },
+  run_on_team([](void* arguments) { (*static_cast<const F*>(arguments))(); },
               const_cast<void*>(static_cast<const void*>(&f)));
 }
 

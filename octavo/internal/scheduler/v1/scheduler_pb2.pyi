@@ -353,18 +353,38 @@ class ModelPool(_message.Message):
     def __init__(self, model: _Optional[str] = ..., model_revision: _Optional[str] = ..., num_executors: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "kv_usage", "is_stalled", "num_received_frames")
+    __slots__ = ("num_waiting", "num_running", "kv_usage", "is_stalled", "num_received_frames", "full_queues")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     IS_STALLED_FIELD_NUMBER: _ClassVar[int]
     NUM_RECEIVED_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FULL_QUEUES_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     kv_usage: float
     is_stalled: bool
     num_received_frames: int
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., kv_usage: _Optional[float] = ..., is_stalled: bool = ..., num_received_frames: _Optional[int] = ...) -> None: ...
+    full_queues: _containers.RepeatedCompositeFieldContainer[FullQueue]
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., kv_usage: _Optional[float] = ..., is_stalled: bool = ..., num_received_frames: _Optional[int] = ..., full_queues: _Optional[_Iterable[_Union[FullQueue, _Mapping]]] = ...) -> None: ...
+
+class FullQueue(_message.Message):
+    __slots__ = ("model", "num_choices", "num_tokens", "max_choices", "max_tokens", "drained_choices_per_second", "drained_tokens_per_second")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_CHOICES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    num_choices: int
+    num_tokens: int
+    max_choices: int
+    max_tokens: int
+    drained_choices_per_second: float
+    drained_tokens_per_second: float
+    def __init__(self, model: _Optional[str] = ..., num_choices: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_choices: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drained_choices_per_second: _Optional[float] = ..., drained_tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from octavo.client.client_resume import FIRST_PAUSE, LAST_PAUSE, SETTLING, ResumePoint, ask_for_grace
+from octavo.client.client_resume import SETTLING, ResumePoint, ask_for_grace
+from octavo.client.patience import FIRST_PAUSE, LAST_PAUSE
 from octavo.client.types import Delta, Started
 from octavo.rpc.errors import ServiceError
 from octavo.v1 import inference_pb2
@@ -126,10 +127,18 @@ def test_a_second_run_that_writes_something_else_is_an_error() -> None:
 
 
 def test_without_a_token_each_address_is_asked_once() -> None:
-    """Nothing has begun that could be found again: the request itself is sent to the next, and to no one twice."""
+    """Nothing has begun that could be found again: the request itself is sent to the next. For longer than that only a
+    cell is asked that was there; and once anything was told, nobody.
+    """
+    away = ServiceError(grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE", "cannot connect to the gateway at h:1: refused")
     resumed = point(Clock(), num_addresses=3)
-    assert [resumed.pause_after(GONE) for _ in range(3)] == [0.0, 0.0, None]
-    assert point(Clock(), num_addresses=1).pause_after(GONE) is None
+    assert [resumed.pause_after(away) for _ in range(3)] == [0.0, 0.0, None]
+    assert point(Clock(), num_addresses=1).pause_after(away) is None
+    assert point(Clock(), num_addresses=1).pause_after(GONE) is not None
+    assert point(Clock(), num_addresses=1, grace=0).pause_after(GONE) is None
+    begun = point(Clock())
+    begun.take(Started("r", "m", "v", 7, 1, 100, 0, ""))
+    assert begun.pause_after(GONE) is None
 
 
 def test_a_timeout_is_for_all_of_it() -> None:

@@ -1,0 +1,130 @@
+"""Refusals by the scheduler's last word on its queues: at once, without a tokenizer, and of nothing that might fit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from gateway_fakes import TIMEOUT, FakeScheduler, queue_of, running_stack
+from gateway_page import value_of
+
+from octavo.internal.scheduler.v1 import scheduler_pb2
+from octavo.models.prepared import PreparedModel
+from octavo.rpc.channel import open_channel
+from octavo.rpc.errors import ServiceError, from_rpc_error
+from octavo.v1 import inference_pb2, inference_pb2_grpc
+
+TEXT = "the cat sat"
+
+
+def request_of(**fields: Any) -> inference_pb2.GenerateRequest:
+    """A request for text."""
+    return inference_pb2.GenerateRequest(text=TEXT, **fields)
+
+
+async def refusal_of(call: Any) -> ServiceError:
+    """Return the error of a call of either shape."""
+    reading = call.read() if isinstance(call, grpc.aio.UnaryStreamCall) else call
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await reading
+    return from_rpc_error(raised.value)
+
+
+@pytest.mark.asyncio
+async def test_a_full_queue_refuses_at_once(prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way in: the numbers, a delay by the rate that was told, counted as refused; no tokenizer is asked, nothing
+    is submitted, and fields are not looked at.
+    """
+    scheduler = FakeScheduler()
+    async with running_stack(prepared, scheduler) as stack:
+        await stack.report_queues(
+            queue_of(prepared, max_choices=4, drained_choices_per_second=2, drained_tokens_per_second=40)
+        )
+
+        async def encode(*_: Any, **__: Any) -> list[int]:
+            raise AssertionError("the tokenizer was asked")
+
+        for model in stack.gateway._models:
+            monkeypatch.setattr(model.tokenizer, "encode", encode)
+        once = inference_pb2.GenerateOnceRequest(request=request_of())
+        part = inference_pb2.Continuation(text="b")
+        inference = stack.inference
+        for call in (
+            inference.Generate(request_of()),
+            inference.Generate(request_of(model=prepared.name, n=100)),
+            inference.GenerateOnce(once),
+            inference.Score(inference_pb2.ScoreRequest(text="a", continuations=[part])),
+        ):
+            error = await refusal_of(call)
+            assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+            assert (error.metadata["waiting"], error.metadata["max_waiting"]) == ("4", "4")
+            assert error.retry_delay == int(error.metadata["choices"]) / 2
+        page = await stack.scrape()
+        assert value_of(page, "octavo_requests_refused_total", code="resource_exhausted") == 4
+        assert value_of(page, "octavo_requests_accepted_total") == 0
+        assert not scheduler.of_kind("submit")
+
+
+@pytest.mark.asyncio
+async def test_what_fits_is_let_through(prepared: PreparedModel) -> None:
+    """One more choice may wait: one goes through and two do not; of tokens as many as there is room for, once they are
+    counted; another model's queue is nobody else's.
+    """
+    scheduler = FakeScheduler()
+    async with running_stack(prepared, scheduler) as stack:
+        other = scheduler_pb2.FullQueue(model="other", num_choices=9, max_choices=9)
+        await stack.report_queues(queue_of(prepared, max_choices=5, max_tokens=12 + 5), other)
+        assert (await refusal_of(stack.inference.Generate(request_of(n=2)))).reason == "QUEUE_FULL"
+        short = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5] * 5))
+        assert await stack.generate(short)
+        long = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5] * 6))
+        error = await refusal_of(stack.inference.Generate(long))
+        assert (error.reason, error.metadata["tokens"]) == ("QUEUE_FULL", "6")
+        assert len(scheduler.of_kind("submit")) == 1
+        page = await stack.scrape()
+        assert value_of(page, "octavo_requests_refused_total", code="resource_exhausted") == 2
+
+
+@pytest.mark.asyncio
+async def test_a_word_holds_until_the_next_and_no_longer_than_the_scheduler(prepared: PreparedModel) -> None:
+    """The next report replaces it, and so does the loss of the stream."""
+    scheduler = FakeScheduler()
+    async with running_stack(prepared, scheduler) as stack:
+        for forget in ("report", "stream"):
+            await stack.report_queues(queue_of(prepared, max_choices=4))
+            assert (await refusal_of(stack.inference.Generate(request_of()))).reason == "QUEUE_FULL"
+            if forget == "report":
+                await stack.report_queues()
+            else:
+                num_hellos = len(scheduler.of_kind("hello"))
+                scheduler.end_stream()
+                await scheduler.wait_received("hello", num_hellos + 1)
+                await stack.wait_health(True)
+            assert await stack.generate(request_of())
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_taken_up_whatever_the_queue(prepared: PreparedModel) -> None:
+    """What was accepted before is owed an ending: a resume token reaches the scheduler past a full queue."""
+    scheduler = FakeScheduler(auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        request = request_of()
+        request.resume_grace.seconds = 30
+        call = stack.inference.Generate(request, timeout=TIMEOUT)
+        started = (await call.read()).started
+        await stack.report_queues(queue_of(prepared, max_choices=4))
+        again = inference_pb2.GenerateRequest(resume=inference_pb2.ResumeInput(token=started.resume_token))
+        async with open_channel(f"127.0.0.1:{stack.gateway.port}") as channel:
+            taking_up = inference_pb2_grpc.InferenceServiceStub(channel).Generate(again, timeout=TIMEOUT)
+            reading = asyncio.ensure_future(taking_up.read())
+            await scheduler.wait_received("take_up")
+            taking_up.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        call.cancel()
+        await stack.inference.CancelGenerate(
+            inference_pb2.CancelGenerateRequest(resume_token=started.resume_token), timeout=TIMEOUT
+        )
+        await stack.wait_empty()
