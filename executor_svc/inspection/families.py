@@ -20,7 +20,11 @@ def supported() -> dict[str, Any]:
         "families": [{"architecture": name, "gguf": by_family[name]} for name in FAMILIES],
         "formats": [
             {"format": "safetensors", "files": "a folder: config.json, one file or shards", "types": [*FLOAT_TYPES]},
-            {"format": "GGUF", "files": "one file", "types": [kind.name for kind in ELEMENT_TYPES.values()]},
+            {
+                "format": "GGUF",
+                "files": "one file, or all its parts",
+                "types": [kind.name for kind in ELEMENT_TYPES.values()],
+            },
             {
                 "format": "PyTorch",
                 "files": "a folder: pytorch_model.bin, only with `octavo prepare --allow-pickle`",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from executor_svc.weights.errors import ModelLoadError, WeightsError
 from executor_svc.weights.safetensors_file import SafetensorsFile
 from executor_svc.weights.torch_file import TorchFile
 from octavo.models.errors import ModelError
+from octavo.models.folder_source import read_config
 from octavo.models.weight_files import find_weight_files
 
 
@@ -40,7 +40,10 @@ class HfFolder:
         `allow_pickle`: take PyTorch's files where there is no safetensors file.
         """
         self.path = path
-        self.config: Mapping[str, Any] = _read_json(path / "config.json")
+        try:
+            self.config: Mapping[str, Any] = read_config(path)
+        except ModelError as error:
+            raise ModelLoadError(str(error)) from None
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.unreadable: dict[str, str] = {}
         self._files: dict[str, WeightFile] = {}
@@ -66,13 +69,3 @@ class HfFolder:
             self.shapes[name] = shape
         for name, kind in file.unreadable.items():
             self.unreadable[name] = f"{path}: tensor {name} is {kind}; supported: F32, F16, BF16"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"cannot read {path}: {error}") from None
-    if not isinstance(document, dict):
-        raise ModelLoadError(f"{path} holds no JSON object")
-    return document

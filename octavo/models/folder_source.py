@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.models.errors import ModelError
-from octavo.models.folder_tokenizer import read_tokenizer
+from octavo.models.folder_tokenizer import FolderTokenizer, read_tokenizer
 from octavo.models.json_file import read_object, read_object_if_there
 from octavo.models.source import ModelSource
 from octavo.models.weight_files import find_weight_files
@@ -15,20 +15,16 @@ CONFIG_NAME = "config.json"
 _GENERATION_NAME = "generation_config.json"
 
 
-def read_folder(folder: Path, *, allow_pickle: bool = False) -> ModelSource:
+def read_folder(folder: Path, *, allow_pickle: bool = False, tokenizer: FolderTokenizer | None = None) -> ModelSource:
     """Return what a folder with config.json, safetensors and a tokenizer says.
 
-    `allow_pickle`: take PyTorch's files where there is no safetensors file. Raises ModelError where one is missing or
-    cannot be read.
+    `allow_pickle`: take PyTorch's files where there is no safetensors file. `tokenizer`: taken instead of the folder's
+    own, with its template. Raises ModelError where one is missing or cannot be read.
     """
-    if not (folder / CONFIG_NAME).is_file():
-        others = sorted(path.name for path in folder.glob("*.gguf"))
-        what = f"the file itself, {others[0]}" if others else "a Hugging Face model folder or a .gguf file"
-        raise ModelError(f"{folder} holds no {CONFIG_NAME}: give {what}")
-    config = read_object(folder / CONFIG_NAME)
+    config = read_config(folder)
     sizes = {name: _size(folder, config, name) for name in ("vocab_size", "max_position_embeddings")}
     files = (folder / CONFIG_NAME, *find_weight_files(folder, allow_pickle=allow_pickle).paths)
-    tokenizer = read_tokenizer(folder)
+    tokenizer = tokenizer or read_tokenizer(folder)
     defaults = read_object_if_there(folder / _GENERATION_NAME)
     eos = defaults.get("eos_token_id")
     eos = _as_list(config.get("eos_token_id") if eos is None else eos)
@@ -42,6 +38,15 @@ def read_folder(folder: Path, *, allow_pickle: bool = False) -> ModelSource:
         bos_token_id=bos if bos is not None else next(iter(_as_list(config.get("bos_token_id"))), None),
         **sizes,
     )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a folder's config.json. Raises ModelError where it is missing or cannot be read."""
+    if not (folder / CONFIG_NAME).is_file():
+        others = sorted(path.name for path in folder.glob("*.gguf"))
+        what = f"the file itself, {others[0]}" if others else "a Hugging Face model folder or a .gguf file"
+        raise ModelError(f"{folder} holds no {CONFIG_NAME}: give {what}")
+    return read_object(folder / CONFIG_NAME)
 
 
 def _size(folder: Path, config: dict[str, Any], name: str) -> int:

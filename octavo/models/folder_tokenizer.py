@@ -20,6 +20,8 @@ from octavo.models.json_file import read_object, read_object_if_there
 from octavo.models.sentencepiece_file import read_sentencepiece
 
 _SETTINGS_NAME = "tokenizer_config.json"
+_OTHER_STEMS, _OTHER_SUFFIXES = ("vocab", "merges", "tekken"), (".model", ".tiktoken", ".bpe", ".vocab")
+"""Of files that transformers' classes read."""
 _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
 """Of an added token, and what they are where a file leaves them out."""
 
@@ -59,12 +61,25 @@ def _described(tokenizer: Any, folder: Path, settings: Mapping[str, Any]) -> Fol
         index: int | None = None if text is None else tokenizer.token_to_id(text)
         return index
 
+    if settings.get("add_bos_token") is True and not tokenizer.encode("").ids and token_id("bos_token") is not None:
+        _put_before(tokenizer, str(_text(settings["bos_token"])))
     return FolderTokenizer(
         text=tokenizer.to_str(),
         chat_template=_chat_template(folder, settings),
         bos_token_id=token_id("bos_token"),
         eos_token_id=token_id("eos_token"),
     )
+
+
+def _put_before(tokenizer: Any, token: str) -> None:
+    """Let every text begin with a token: some files leave that to the class that their settings name."""
+    from tokenizers import processors
+
+    template = processors.TemplateProcessing(
+        single=f"{token}:0 $A:0", special_tokens=[(token, tokenizer.token_to_id(token))]
+    )
+    own = tokenizer.post_processor
+    tokenizer.post_processor = template if own is None else processors.Sequence([own, template])
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -180,6 +195,11 @@ def _load(path: Path, document: Mapping[str, Any]) -> Any:
 
 def _by_transformers(folder: Path) -> FolderTokenizer:
     """Read files of a model's own kind, such as vocab.json and merges.txt, by transformers' classes."""
+    if not any(path.stem in _OTHER_STEMS or path.suffix in _OTHER_SUFFIXES for path in folder.glob("*")):
+        raise ModelError(
+            f"{folder} holds no tokenizer (tokenizer.json, tokenizer.model, or vocab.json with merges.txt): fetch the "
+            "model's, or take another folder's by `octavo prepare --tokenizer FOLDER`"
+        )
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -6,7 +6,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -108,10 +107,10 @@ def read_source(weights: Path, tokenizer: Path | None = None, *, allow_pickle: b
     """
     if tokenizer is None:
         return read_gguf(weights) if weights.is_file() else read_folder(weights, allow_pickle=allow_pickle)
-    other = read_tokenizer(tokenizer).text
+    other = read_tokenizer(tokenizer)
     if weights.is_dir():
-        return replace(read_folder(weights, allow_pickle=allow_pickle), tokenizer=other)
-    return read_gguf(weights, tokenizer=other)
+        return read_folder(weights, allow_pickle=allow_pickle, tokenizer=other)
+    return read_gguf(weights, tokenizer=other.text)
 
 
 def _hash_files(source: ModelSource) -> tuple[WeightFile, ...]:

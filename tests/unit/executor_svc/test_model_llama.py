@@ -1,4 +1,4 @@
-"""The decoder against transformers: every variation, whole and in pieces, alone and in ragged batches."""
+"""The decoder against transformers: shapes of heads, whole and in pieces, alone and in ragged batches."""
 
 from __future__ import annotations
 
@@ -19,31 +19,12 @@ CPU = torch.device("cpu")
 LENGTHS = (1, 15, 16, 17, 33, 70)
 VARIATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "tied head": {"tie": True},
     "every head its own keys": {"num_kv_heads": 4},
     "one key head": {"num_kv_heads": 1},
     "heads 9 to 3": {"hidden_size": 72, "num_heads": 9, "num_kv_heads": 3},
-    "wide heads": {"head_dim": 20},
-    "attention bias": {"attention_bias": True},
-    "mlp bias": {"mlp_bias": True},
-    "qwen2": {"architecture": "Qwen2ForCausalLM"},
-    "mistral": {"architecture": "MistralForCausalLM"},
     "odd vocabulary": {"vocab_size": 331},
-    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
-    "llama3": {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        }
-    },
-    "yarn": {
-        "max_position_embeddings": 96,
-        "rope_scaling": {"type": "yarn", "factor": 3.0, "original_max_position_embeddings": 32},
-    },
 }
+"""Shapes that those of test_model_families are not."""
 
 
 def _prompts(*lengths: int, vocab_size: int = 320) -> list[list[int]]:

@@ -73,9 +73,6 @@ def _changed(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(value, Mapping) and not key.startswith("vision"):
             for inner in _changed(value):
                 yield {**config, key: inner}
-    for key in ("rope_scaling", "rope_theta", "partial_rotary_factor", "sliding_window_pattern"):
-        for odd in ODD:
-            yield {**config, key: odd}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +80,8 @@ def _changed(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 )
 def test_any_value_in_any_field(variation: Variation) -> None:
     """Every one ends in a description, tensors named, or in an error that names config.json."""
-    config = _config(variation)
+    older = dict.fromkeys(("rope_scaling", "rope_theta", "partial_rotary_factor", "sliding_window_pattern"))
+    config = {**older, **_config(variation)}
     assert config["architectures"][0] in FAMILIES
 
     def describe(changed: Mapping[str, Any]) -> None:

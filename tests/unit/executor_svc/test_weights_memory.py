@@ -76,14 +76,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_llama(folder / "small", dtype=torch.bfloat16), large
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.full)])
 def test_a_folder_loads_in_little_more_than_its_weights(folders: tuple[Path, Path], dtype: str) -> None:
     """Neither the mapped files nor a second copy of the weights stays in memory, converted or not."""
     small, large = folders
     assert _share(small, large, dtype) < MOST_SHARE
 
 
-@pytest.mark.parametrize("quantization", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("quantization", [pytest.param("Q8_0", marks=pytest.mark.full), "Q4_1"])
 def test_a_gguf_file_loads_in_little_more_than_its_weights(
     folders: tuple[Path, Path], tmp_path: Path, quantization: str
 ) -> None:

@@ -120,6 +120,20 @@ def test_tokens_that_an_older_file_adds(folder: Path) -> None:
     assert tokenizer.decode([TOKENIZER_SIZE, TOKENIZER_SIZE + 1]) == "<tool>"
 
 
+def test_a_begin_token_that_the_settings_ask_for(folder: Path) -> None:
+    """DeepSeek's distilled models leave it to the class: it is put before a text once, also where the file does so."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    for own in (None, byte_level):
+        _edit(folder / "tokenizer.json", post_processor=own)
+        _edit(folder / "tokenizer_config.json", add_bos_token=None)
+        plain = _ids(read_tokenizer(folder), "the end")
+        _edit(folder / "tokenizer_config.json", add_bos_token=True)
+        assert _ids(read_tokenizer(folder), "the end") == [1, *plain]
+    make_tokenizer(folder, add_bos=True)
+    _edit(folder / "tokenizer_config.json", add_bos_token=True)
+    assert _ids(read_tokenizer(folder), "the end") == [1, *plain]
+
+
 def test_lengths_are_nobody_s_business_here(folder: Path) -> None:
     """A file that cuts and pads is read without that."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -150,6 +164,7 @@ def test_code_of_the_model_s_own_is_neither_run_nor_asked_for(folder: Path, monk
     """Nobody is asked on the terminal, and the error says what is missing."""
     (folder / "tokenizer.json").unlink()
     (folder / "own.py").write_text("raise SystemExit('run')")
+    (folder / "own.tiktoken").write_text("")
     _edit(folder / "tokenizer_config.json", tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
     _edit(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.Config"})
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))

@@ -178,7 +178,7 @@ def test_a_failure_while_writing_leaves_the_older_folder_whole(tmp_path: Path, m
     [
         ("model-00002-of-00002.safetensors", r"lacks model-00002-of-00002\.safetensors"),
         ("config.json", r"holds no config\.json"),
-        ("tokenizer.json", "cannot load the tokenizer|does not load"),
+        ("tokenizer.json", r"holds no tokenizer \(tokenizer\.json.*octavo prepare --tokenizer FOLDER"),
     ],
 )
 def test_a_folder_that_lacks_a_part_is_refused_by_its_name(tmp_path: Path, remove: str, message: str) -> None:
@@ -210,6 +210,19 @@ def test_the_tokenizer_of_another_folder_may_be_taken(tmp_path: Path) -> None:
     prepare(str(path), tokenizer=folder)
     prepare(str(folder))
     assert open_prepared(str(path)).tokenizer_hash == open_prepared(str(folder)).tokenizer_hash
+
+
+def test_a_folder_without_a_tokenizer_takes_another_s(tmp_path: Path) -> None:
+    """With its template: what it says of itself is not asked for."""
+    other = make_llama(tmp_path / "other")
+    folder = make_llama(tmp_path / "tiny", seed=1)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    prepare(str(folder), tokenizer=other)
+    prepare(str(other))
+    found, expected = open_prepared(str(folder)), open_prepared(str(other))
+    assert found.tokenizer_hash == expected.tokenizer_hash
+    assert (found.chat_template, found.eos_token_ids) == (CHAT_TEMPLATE, (2,))
 
 
 def test_one_part_of_a_split_gguf_file_is_refused(tmp_path: Path) -> None:
