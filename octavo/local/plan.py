@@ -193,7 +193,7 @@ def _shares(options: PlanOptions, environ: Mapping[str, str]) -> list[str]:
     has_kv_memory = "kv_memory" in options.extra or variable_of(ExecutorSettings, "kv_memory") in environ
     if device == "cuda" and not has_kv_memory:
         raise PlanError(
-            f"--executors {options.num_executors}: on one GPU each would size its KV memory while the others take theirs",
+            f"--executors {options.num_executors}: on one GPU each would size its KV memory while others take theirs",
             "set --kv-memory to what each may have, or start one executor for each GPU with CUDA_VISIBLE_DEVICES",
         )
     if "threads" not in options.extra and variable_of(ExecutorSettings, "threads") not in environ:

@@ -91,12 +91,13 @@ def test_several_executors_on_one_gpu_are_told_what_each_may_have(model: Prepare
         (PlanOptions(num_executors=2, extra={"device": "cuda"}, **FREE), {}),
         (PlanOptions(num_executors=2, **FREE), {"OCTAVO_DEVICE": "cuda"}),
     ):
-        with pytest.raises(PlanError, match="^--executors 2: on one GPU") as caught:
+        with pytest.raises(PlanError, match=r"^--executors 2: on one GPU") as caught:
             plan_cell(model, options, environ)
         assert "--kv-memory" in str(caught.value.hint)
     chosen = PlanOptions(num_executors=2, extra={"device": "cuda", "kv_memory": "1GiB"}, **FREE)
     assert settings_of(plan_cell(model, chosen, {}))["executor-1"].kv_memory == 1 << 30
-    assert settings_of(plan_cell(model, PlanOptions(extra={"device": "cuda"}, **FREE), {}))["executor-0"].device == "cuda"
+    one = PlanOptions(extra={"device": "cuda"}, **FREE)
+    assert settings_of(plan_cell(model, one, {}))["executor-0"].device == "cuda"
 
 
 def test_a_length_beyond_the_model_s_end_is_refused_at_once(model: PreparedModel) -> None:
