@@ -12,6 +12,9 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
+from octavo.models.prepare import prepare
+from octavo.models.prepared import PreparedModel, open_prepared
+
 PAD_TOKEN_ID, BOS_TOKEN_ID, EOS_TOKEN_ID = 0, 1, 2
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # fmt: off
@@ -28,6 +31,12 @@ CHAT_TEMPLATE = (
 )
 
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "MistralForCausalLM": "mistral"}
+
+
+def prepared_from(folder: Path) -> PreparedModel:
+    """Prepare a Hugging Face folder and open it."""
+    prepare(str(folder))
+    return open_prepared(str(folder))
 
 
 def make_llama(

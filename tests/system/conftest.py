@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from factories import make_llama
+from factories import make_llama, prepared_from
 from reference import Reference
 from stack import ProcessStack, Stack, in_process, plan_processes, wait_idle, wait_serving
 
-from octavo.models.prepare import prepare
-from octavo.models.prepared import PreparedModel, open_prepared
-
-
-def prepared_from(folder: Path) -> PreparedModel:
-    """Prepare a Hugging Face folder and open it."""
-    prepare(str(folder))
-    return open_prepared(str(folder))
+from octavo.models.prepared import PreparedModel
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from octavo.models.prepared import PreparedModel
 BENCH = Path(__file__).parents[2] / "bench" / "burst.py"
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
 async def test_the_reserve_halves_the_wait_of_short_ones_at_the_same_throughput(
     tmp_path: Path, tiny_model: PreparedModel

@@ -11,8 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from conftest import prepared_from
-from factories import make_llama
+from factories import make_llama, prepared_from
 from reference import Reference
 from stack import Stack, get_load, in_process
 from stack_client import Output, generate, generate_all, request_for

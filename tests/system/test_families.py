@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import prepared_from
-from factories import make_tokenizer
+from factories import make_tokenizer, prepared_from
 from model_variations import VARIATIONS, Variation, save_fallback, save_variation
 from stack import get_load, in_process, wait_idle
 from stack_client import generate, generate_all, request_for

@@ -122,6 +122,9 @@ def _keep_short(case: Case) -> None:
         body["model"] = "tiny"
     if not case.operation.path.endswith("completions"):
         return
+    for limit in ("queue_ttl", "first_token_target"):
+        if isinstance(body.get(limit), int | float) and body[limit] > 0:
+            body[limit] = 60.0
     # Fields that go together are drawn each by itself, which makes nearly every body a bad one.
     for name, needed in (("stream_options", "stream"), ("top_logprobs", "logprobs")):
         if not body.get(needed) and not isinstance(body.get("prompt"), list | str):
