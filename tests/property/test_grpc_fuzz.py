@@ -8,6 +8,7 @@ import contextlib
 import logging
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -249,9 +250,23 @@ def possible_codes(call: Call) -> set[grpc.StatusCode]:
         codes.add(grpc.StatusCode.DEADLINE_EXCEEDED)
     if call.cancel_after is not None:
         codes.add(grpc.StatusCode.CANCELLED)
+    if has_wrong_checksum(call):
+        codes.add(grpc.StatusCode.UNAVAILABLE)
     if ("authorization", f"Bearer {API_KEY}") not in call.metadata:
         codes.add(grpc.StatusCode.UNAUTHENTICATED)
     return codes
+
+
+def has_wrong_checksum(call: Call) -> bool:
+    """Tell whether the bytes end with a checksum that is not theirs, or have one before their end."""
+    data, tag = call.data, b"\x8d\x01"  # field 17, fixed32
+    if data[-6:-4] == tag:
+        return zlib.crc32(data[:-6]) != int.from_bytes(data[-4:], "little")
+    try:
+        request = call.request()
+    except DecodeError:
+        return False
+    return "checksum" in request.DESCRIPTOR.fields_by_name and request.HasField("checksum")
 
 
 def has_time_limits(call: Call) -> bool:
@@ -365,6 +380,7 @@ def test_every_call_has_an_answer_of_its_contract(fuzzed: Fuzzed) -> None:
     @example([call_of("AdminService/GetKvState", admin_pb2.GetKvStateRequest(executor="\x1f" * 20_000))])
     @example([otherwise_good(**{name: float("nan")}) for name in SAMPLING_FLOATS])
     @example([otherwise_good(**{name: 2.0**-149}) for name in SAMPLING_FLOATS])
+    @example([call_of("InferenceService/Generate", inference_pb2.GenerateRequest(text="the", checksum=0))])
     @given(st.lists(calls(), min_size=1, max_size=6))
     def check(batch: list[Call]) -> None:
         fuzzed.check(batch)
