@@ -88,11 +88,14 @@ class KvPages:
 
     def _run(self) -> None:
         while self.catch_up():
-            is_ahead = self._resident >= min(self._num_blocks, self._highest + 1 + self._ahead)
+            is_ahead = self._resident >= self._behind_highest(self._ahead)
             self._wake.wait(None if is_ahead else _LOOK_SECONDS)
             self._wake.clear()
 
     def _wanted(self) -> int:
         idle_since = self._idle_since
         is_idle = idle_since is not None and self._clock() - idle_since > _IDLE_SECONDS
-        return min(self._num_blocks, self._highest + 1 + (self._ahead if is_idle else self._piece))
+        return self._behind_highest(self._ahead if is_idle else self._piece)
+
+    def _behind_highest(self, num_blocks: int) -> int:
+        return min(self._num_blocks, self._highest + 1 + num_blocks)

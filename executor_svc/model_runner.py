@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
@@ -85,10 +86,7 @@ class ModelRunner:
 
         It pays for what the first steps would: thread pools, and code that is chosen or set up at its first use.
         """
-        for batch in warm_up_steps(self._limits):
-            failure = self.run(batch).failure
-            if failure is not None:
-                raise RuntimeError(f"the warm-up step failed: {failure.message}")
+        run_warm_up(self.run, self._limits)
         self.reset()
 
     def reset(self) -> None:
@@ -97,10 +95,7 @@ class ModelRunner:
 
     def refuse(self, batch: StepBatch) -> StepResult:
         """Answer a step in flight behind a failed one: released handles take effect, the stays of its rows are lost."""
-        self._table.release(batch.released_handles)
-        self._lose(batch)
-        failure = StepFailure(StepFailureReason.REFUSED, "an earlier step failed while this one was in flight")
-        return StepResult(batch.session, batch.step, failure=failure)
+        return refusal_of(batch, self._table)
 
     def run(self, batch: StepBatch) -> StepResult:
         """Run one step. Whatever goes wrong becomes the result's failure, and the stays of all its rows are lost."""
@@ -111,7 +106,7 @@ class ModelRunner:
                 return self._run(batch)
         except Exception as error:
             logger.exception("step failed", extra={"fields": {"session": batch.session, "step": batch.step}})
-            self._lose(batch)
+            self._table.lose(batch)
             return StepResult(batch.session, batch.step, failure=failure_of(error))
         finally:
             if self._pages is not None:
@@ -190,13 +185,21 @@ class ModelRunner:
         sampled = dict(zip(rows, token_ids.tolist(), strict=True))
         return sampled, {rows[index]: columns for index, columns in logprobs.items()}
 
-    def _lose(self, batch: StepBatch) -> None:
-        """End the stays of a batch's rows, of those too that had not begun."""
-        for sequence in batch.new_sequences:
-            if sequence.handle not in self._table:
-                self._table.add_ended(sequence.handle)
-        for handle in batch.handles:
-            self._table.end(handle)
+
+def run_warm_up(run: Callable[[StepBatch], StepResult], limits: Limits) -> None:
+    """Run the steps that warm a runner up. Raises RuntimeError where one fails."""
+    for batch in warm_up_steps(limits):
+        failure = run(batch).failure
+        if failure is not None:
+            raise RuntimeError(f"the warm-up step failed: {failure.message}")
+
+
+def refusal_of(batch: StepBatch, table: SequenceTable) -> StepResult:
+    """Return the answer to a step in flight behind a failed one, once the table knows what becomes of its stays."""
+    table.release(batch.released_handles)
+    table.lose(batch)
+    failure = StepFailure(StepFailureReason.REFUSED, "an earlier step failed while this one was in flight")
+    return StepResult(batch.session, batch.step, failure=failure)
 
 
 def warm_up_steps(limits: Limits) -> tuple[StepBatch, ...]:

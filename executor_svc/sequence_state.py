@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from executor_svc.batch import Limits, NewSequence
+from executor_svc.batch import Limits, NewSequence, StepBatch
 from executor_svc.kv_cache import NULL_BLOCK
 from executor_svc.sampler_state import SamplerState
 
@@ -102,6 +102,14 @@ class SequenceTable:
         if handle in self._slots:
             self._forget(handle)
             self._ended.add(handle)
+
+    def lose(self, batch: StepBatch) -> None:
+        """End the stays of a batch's rows, of those too that had not begun."""
+        for sequence in batch.new_sequences:
+            if sequence.handle not in self:
+                self.add_ended(sequence.handle)
+        for handle in batch.handles:
+            self.end(handle)
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget stays. Unknown handles are ignored."""

@@ -25,15 +25,13 @@ from executor_svc.batch import (
     RowStatus,
     StageTimings,
     StepBatch,
-    StepFailure,
-    StepFailureReason,
     StepResult,
 )
 from executor_svc.device import Device
 from executor_svc.input_batch import InputBatchBuilder
 from executor_svc.kernels import KernelSet
 from executor_svc.kv_cache import KVCache
-from executor_svc.model_runner import CausalLM, failure_of, warm_up_steps
+from executor_svc.model_runner import CausalLM, failure_of, refusal_of, run_warm_up
 from executor_svc.pipeline.columns import DeviceColumns, InputRing, Layout, layout
 from executor_svc.pipeline.flight import Airborne, Flight, Marks
 from executor_svc.pipeline.graphs import DecodeGraphs
@@ -106,10 +104,7 @@ class PipelinedRunner:
 
     def warm_up(self) -> None:
         """Run a short prompt, and one token after it. Raises RuntimeError where a step fails."""
-        for batch in warm_up_steps(self._limits):
-            failure = self.run(batch).failure
-            if failure is not None:
-                raise RuntimeError(f"the warm-up step failed: {failure.message}")
+        run_warm_up(self.run, self._limits)
         self.reset()
 
     def reset(self) -> None:
@@ -120,10 +115,7 @@ class PipelinedRunner:
 
     def refuse(self, batch: StepBatch) -> Flight:
         """Answer a step in flight behind a failed one: released handles take effect, the stays of its rows are lost."""
-        self._table.release(batch.released_handles)
-        self._lose(batch)
-        failure = StepFailure(StepFailureReason.REFUSED, "an earlier step failed while this one was in flight")
-        return self._over(Flight(batch, result=StepResult(batch.session, batch.step, failure=failure)))
+        return self._over(Flight(batch, result=refusal_of(batch, self._table)))
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the state of a stay is not what its record gives."""
@@ -155,7 +147,7 @@ class PipelinedRunner:
             if self._device.is_lost(error):
                 raise
             logger.exception("step failed", extra={"fields": {"session": batch.session, "step": batch.step}})
-            self._lose(batch)
+            self._table.lose(batch)
             if isinstance(error, torch.OutOfMemoryError):
                 self._device.give_back()
             return self._over(Flight(batch, result=StepResult(batch.session, batch.step, failure=failure_of(error))))
@@ -326,14 +318,6 @@ class PipelinedRunner:
             timings=timings,
         )
         return result, ended
-
-    def _lose(self, batch: StepBatch) -> None:
-        """End the stays of a batch's rows, of those too that had not begun."""
-        for sequence in batch.new_sequences:
-            if sequence.handle not in self._table:
-                self._table.add_ended(sequence.handle)
-        for handle in batch.handles:
-            self._table.end(handle)
 
 
 def _without_rows(batch: StepBatch, statuses: list[RowStatus]) -> StepResult:

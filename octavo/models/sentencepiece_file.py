@@ -2,7 +2,7 @@
 some of their descendants with that alone.
 
 The file is one protobuf message; the few fields that matter are taken out of its bytes here, so that nothing but Octavo
-has to be installed. Format: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
+has to be installed. Format: SentencePiece's own sentencepiece_model.proto.
 """
 
 from __future__ import annotations
