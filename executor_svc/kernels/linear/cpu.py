@@ -38,7 +38,8 @@ class PanelMemory:
     side take from it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_bytes: int = _CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
         self._lock = threading.Lock()
         self._rest = torch.empty(0, dtype=torch.uint8)
 
@@ -48,7 +49,7 @@ class PanelMemory:
         whole = -(-num_bytes // 64) * 64
         with self._lock:
             if whole > len(self._rest):
-                chunk = torch.empty(max(_CHUNK_BYTES, whole) + HUGE_PAGE_BYTES, dtype=torch.uint8)
+                chunk = torch.empty(max(self._chunk_bytes, whole) + HUGE_PAGE_BYTES, dtype=torch.uint8)
                 advise_huge_pages(chunk)
                 self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE_BYTES :]
             taken, self._rest = self._rest[:num_bytes], self._rest[whole:]

@@ -242,7 +242,7 @@ def test_a_row_with_nan_spoils_no_other(isa: InstructionSet, dtype: torch.dtype)
 
 def test_threads_that_pack_side_by_side_share_no_memory() -> None:
     """Layers are loaded by several threads: each weight has its own memory, aligned, and all of it is there."""
-    memory = PanelMemory()
+    memory = PanelMemory(chunk_bytes=8192)
     switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
