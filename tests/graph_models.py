@@ -45,10 +45,8 @@ def load(folder: Path, one: Variation, kernels: KernelSet, passes: Sequence[Pass
 
 def logits_of(model: CausalLM) -> Tensor:
     """Run the prompt in chunks and then token by token; return the logits of all steps."""
-    loop, sequence, rows = PagedLoop(model, num_blocks=64, block_size=BLOCK_SIZE), PagedSequence(PROMPT), []
-    for size in (7, 7, 11, 1, 1, 1, 1):
-        rows.append(loop.step([(sequence, size)])[0].clone())
-    return torch.stack(rows)
+    loop, sequence = PagedLoop(model, num_blocks=64, block_size=BLOCK_SIZE), PagedSequence(PROMPT)
+    return torch.stack([loop.step([(sequence, size)])[0].clone() for size in (7, 7, 11, 1, 1, 1, 1)])
 
 
 @dataclass(frozen=True)

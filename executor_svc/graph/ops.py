@@ -22,6 +22,7 @@ class Op:
     arguments; without one the field is called with all of them. `shape`: of the result, from the arguments, tensors
     given by their shapes and parameters as they are. `mutates`: the argument that is changed and whose memory the result
     lies in, where there is one; `keeps`: an argument that is changed and stays beside the result.
+    `scratch`: what the op takes beside its result while it runs, given as the shape is.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Op:
         keeps: int | None = None,
         is_view: bool = False,
         has_effect: bool = False,
+        scratch: Callable[..., Shape] | None = None,
     ) -> None:
         self.__name__ = self.name = name
         self.__qualname__ = name
@@ -47,6 +49,7 @@ class Op:
         self.keeps = keeps
         self.is_view = is_view
         self.has_effect = has_effect
+        self.scratch = scratch
 
     def __repr__(self) -> str:
         return self.name
@@ -96,6 +99,19 @@ def _half(x: Shape, *_: Any) -> Shape:
 def _epilogue(_: Shape, weight: Any, epilogue: str) -> Shape:
     width = weight.out_features
     return (width // 2,) if epilogue.endswith("_and_mul") else (width,)
+
+
+def _gated_product(_: Shape, weight: Any, epilogue: str) -> Shape:
+    """No set halves the width in the product's registers yet."""
+    return (weight.out_features,) if epilogue.endswith("_and_mul") else ()
+
+
+def scratch_of(node: fx.Node) -> Shape:
+    """Return what a call takes beside its result for one token, while it runs."""
+    op = node.target
+    if not isinstance(op, Op) or op.scratch is None:
+        return ()
+    return op.scratch(*(_known(each) for each in node.args))
 
 
 # Views.
@@ -149,7 +165,7 @@ gelu_and_mul = Op("gelu_and_mul", _half, field="gelu_and_mul", text="{f}({0}, ta
 norm_gelu = Op("norm_gelu", _same, field="norm_gelu", text="{f}({0}, {1}, {2}, {3}, tanh={4})")
 """(x, weight, bias or None, eps, tanh)"""
 linear_activation = Op(
-    "linear_activation", _epilogue, field="linear_activation", text="{f}({1}, {0}, {2})"
+    "linear_activation", _epilogue, field="linear_activation", text="{f}({1}, {0}, {2})", scratch=_gated_product
 )
 """(x, linear, epilogue): see LinearActivation."""
 add_rms_norm = Op("add_rms_norm", _same, field="add_rms_norm", keeps=1)

@@ -68,8 +68,9 @@ def choose_passes(text: str, known: Sequence[Pass] = PASSES) -> tuple[Pass, ...]
         if index == 0 and word in ("all", "none"):
             continue
         if name not in names:
-            raise ValueError(f"all, none, or names with commas, -NAME for all but it; {word!r} is none of "
-                             f"{', '.join(names)}")
+            raise ValueError(
+                f"all, none, or names with commas, -NAME for all but it; {word!r} is none of {', '.join(names)}"
+            )
         if word.startswith("-"):
             chosen.discard(name)
         else:

@@ -66,8 +66,8 @@ def load_model(
 
     What is none of the families is run by transformers' own code, where it can be.
 
-    max_model_len: the longest sequence that is to run, where one is set. passes: what the graph is fused by. As many threads take part as torch has when
-    this is called; afterwards it has that number again.
+    max_model_len: the longest sequence that is to run, where one is set. passes: what the graph is fused by. As many
+    threads take part as torch has when this is called; afterwards it has that number again.
     """
     path, allow_pickle = prepared.weights, prepared.is_pickled
     if is_family(path, allow_pickle=allow_pickle):

@@ -1,6 +1,6 @@
 """Pattern: the LayerNorm of a residual sum.
 
-    h = x + residual, layer_norm(h)   ->   add_layer_norm(x, residual), where the residual becomes h in place
+h = x + residual, layer_norm(h)   ->   add_layer_norm(x, residual), where the residual becomes h in place
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pattern: the RMSNorm of a residual sum.
 
-    h = x + residual, rms_norm(h)   ->   add_rms_norm(x, residual), where the residual becomes h in place
+h = x + residual, rms_norm(h)   ->   add_rms_norm(x, residual), where the residual becomes h in place
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pattern: gelu(gate) * up, where gate and up are the halves of one product.
 
-    gelu(columns 0 to w of g) * (columns w to 2 w of g)   ->   gelu_and_mul(g), of the same form of GELU
+gelu(columns 0 to w of g) * (columns w to 2 w of g)   ->   gelu_and_mul(g), of the same form of GELU
 """
 
 from __future__ import annotations

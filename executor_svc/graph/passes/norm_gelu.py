@@ -1,6 +1,6 @@
 """Pattern: a LayerNorm feeds an activation directly, and nothing else.
 
-    gelu(layer_norm(x))   ->   norm_gelu(x), of the same form of GELU
+gelu(layer_norm(x))   ->   norm_gelu(x), of the same form of GELU
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pattern: silu(gate) * up, where gate and up are the halves of one product.
 
-    silu(columns 0 to w of g) * (columns w to 2 w of g)   ->   silu_and_mul(g)
+silu(columns 0 to w of g) * (columns w to 2 w of g)   ->   silu_and_mul(g)
 """
 
 from __future__ import annotations

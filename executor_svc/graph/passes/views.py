@@ -1,6 +1,6 @@
 """Pattern: views that come to nothing.
 
-    columns of all columns, columns of columns, heads of what was flattened and flat of what was heads   ->   their source
+columns of all columns, columns of columns, heads of what was flattened and flat of what was heads   ->   their source
 """
 
 from __future__ import annotations

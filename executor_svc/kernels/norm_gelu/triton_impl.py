@@ -16,7 +16,9 @@ BUDGETS = {"_norm_gelu": Budget(registers=128, shared_bytes=1024)}
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _norm_gelu(x, weight, bias, out, rows, width, eps, has_bias: tl.constexpr, is_tanh: tl.constexpr, block: tl.constexpr):
+def _norm_gelu(
+    x, weight, bias, out, rows, width, eps, has_bias: tl.constexpr, is_tanh: tl.constexpr, block: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     inside = columns < width

@@ -53,9 +53,7 @@ def make_write_kv(library: NativeLibrary) -> WriteKv:
     """Make the op."""
     run = library.function("octavo_write_kv", *[ADDRESS] * 5, *[INT64] * 4, INT32)
 
-    def write_kv(
-        key: Tensor, value: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor
-    ) -> None:
+    def write_kv(key: Tensor, value: Tensor, slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
         _check_heads(key)
         _check_heads(value)
         addresses = (
