@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -14,6 +15,9 @@ from executor_svc.capacity import Wanted, plan_limits
 from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.device import Device
 from executor_svc.device.cuda import open_accelerator
+from executor_svc.graph.custom import CustomOpError, bind_ops, load_ops
+from executor_svc.graph.optimize import PASSES, choose_passes
+from executor_svc.graph.passes.base import Pass
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.native.build import KernelBuildError
 from executor_svc.kernels.profiled import OpTimes, profiled
@@ -64,6 +68,22 @@ def _kernels(settings: ExecutorSettings, device: torch.device) -> KernelSet:
     return kernels
 
 
+def _passes(
+    settings: ExecutorSettings, kernels: KernelSet, dtype: torch.dtype, device: torch.device
+) -> tuple[Pass, ...]:
+    """Return the passes, those of custom operators first: they are written for the plain graph."""
+    own: tuple[Pass, ...] = ()
+    if settings.ops is not None:
+        try:
+            own = bind_ops(load_ops(settings.ops), kernels, dtype, device)
+        except CustomOpError as error:
+            raise SettingsError(f"--ops {settings.ops}: {error}") from None
+    try:
+        return choose_passes(settings.passes, (*own, *PASSES))
+    except ValueError as error:
+        raise SettingsError(f"--passes {settings.passes}: {error}") from None
+
+
 def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | None = None) -> Load:
     """Return what loads the model on the device thread. `op_times`: where the ops' time is counted.
 
@@ -76,10 +96,11 @@ def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | No
     kernels = _kernels(settings, device)
     if op_times is not None:
         kernels = profiled(kernels, op_times)
+    passes = _passes(settings, kernels, dtype, device)
     stages.done("kernels")
     prepared = open_prepared(settings.model)
     prepared.check_weights()
-    return Load(settings, prepared, dtype, device, kernels, stages)
+    return Load(settings, prepared, dtype, device, kernels, passes, stages)
 
 
 class Load:
@@ -92,6 +113,7 @@ class Load:
         dtype: torch.dtype,
         device: torch.device,
         kernels: KernelSet,
+        passes: Sequence[Pass],
         stages: Stages,
     ) -> None:
         self._settings = settings
@@ -99,6 +121,8 @@ class Load:
         self.dtype = dtype
         self._device = device
         self.kernels = kernels
+        self.passes = passes
+        """What the model's graph is fused by."""
         self._stages = stages
         self._weights_bytes = 0
         self.architecture = self.code = ""
@@ -124,7 +148,8 @@ class Load:
         with contextlib.ExitStack() as stack:
             if accelerator is not None:
                 stack.enter_context(out_of_memory(accelerator, "the weights", "--dtype, or take a smaller model"))
-            model = load_model(self.prepared, dtype, device, self.kernels, self._progress, settings.max_model_len)
+            longest = settings.max_model_len
+            model = load_model(self.prepared, dtype, device, self.kernels, self._progress, longest, passes=self.passes)
         self.architecture, self.code = model.config.architecture, model.code
         if settings.deterministic and self.code != CausalLM.code:
             raise SettingsError(

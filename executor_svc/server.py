@@ -197,7 +197,12 @@ def _info(settings: ExecutorSettings, load: Load, limits: Limits) -> ExecutorInf
         model_name=prepared.name,
         model_revision=prepared.revision,
         tokenizer_hash=prepared.tokenizer_hash,
-        fingerprint=fingerprint(model_revision=prepared.revision, dtype=load.dtype, kernels=load.kernels.build),
+        fingerprint=fingerprint(
+            model_revision=prepared.revision,
+            dtype=load.dtype,
+            kernels=load.kernels.build,
+            passes=[each.name for each in load.passes],
+        ),
         limits=limits,
     )
 
@@ -217,6 +222,7 @@ def _figures(settings: ExecutorSettings, info: ExecutorInfo, load: Load) -> dict
         "kernels": load.kernels.name,
         "kernels_build": load.kernels.build,
         "kernels_by_reference": ", ".join(load.kernels.by_reference),
+        "passes": ", ".join(each.name for each in load.passes),
         "threads": num_threads(settings),
         "block_size": info.limits.block_size,
         "num_blocks": info.limits.num_blocks,

@@ -39,8 +39,26 @@ EXECUTOR_METRICS_PORT = 9103
 POLICIES = ("fcfs", "priority", "shortest-first")
 DEVICES = ("cpu", "cuda")
 KERNEL_SETS = ("reference", "cpu", "triton")
+PASSES = (
+    "merge_qkv",
+    "norm_query_key",
+    "rotary_write_kv",
+    "merge_gate_up",
+    "silu_mul",
+    "gelu_mul",
+    "norm_gelu",
+    "linear_activation",
+    "add_rms_norm",
+    "add_layer_norm",
+    "in_place",
+    "views",
+    "dead_code",
+    "liveness",
+)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,A-Z]+")
 _CLASS = re.compile(r"\w+(\.\w+)*:\w+")
+_MODULE = re.compile(r"\w+(\.\w+)*")
+_PASS = re.compile(r"-?[a-zA-Z_]\w*")
 
 
 def _metrics_port(default: int) -> int:
@@ -117,6 +135,20 @@ def _parse_policy(text: str) -> str:
     """Return the name of a policy."""
     if text not in POLICIES and not _CLASS.fullmatch(text):
         raise ValueError(f"one of {', '.join(POLICIES)}, or package.module:Class")
+    return text
+
+
+def _parse_passes(text: str) -> str:
+    """Return a choice of passes as it is. Names that are none of Octavo's may be those of custom operators."""
+    if not all(_PASS.fullmatch(word.strip()) for word in text.split(",")):
+        raise ValueError(f"all, none, or names with commas, -NAME for all but it; there are {', '.join(PASSES)}")
+    return text
+
+
+def _parse_module(text: str) -> str:
+    """Return the name of a module."""
+    if not _MODULE.fullmatch(text):
+        raise ValueError("package.module")
     return text
 
 
@@ -259,6 +291,14 @@ class ExecutorSettings(Settings):
         help="share of a GPU's memory that all together may take; KV blocks get what is left of it",
     )
     enforce_eager: bool = setting(False, help="launch decode steps on a GPU op by op, not as captured graphs")
+    passes: str = setting(
+        "all",
+        parse=_parse_passes,
+        help="passes over the model's graph: all, none, NAME,... or -NAME,... for all but these; see `octavo graph`",
+    )
+    ops: str | None = setting(
+        None, parse=_parse_module, help="custom operators: package.module that has them; default: none"
+    )
     threads: int | None = setting(None, least=1, most=1024, help="CPU threads of the model; default: all cores")
     profile_ops: bool = setting(False, help="time each kind of op, for `octavo bench --profile`")
     stall_timeout: float = _stall_timeout()

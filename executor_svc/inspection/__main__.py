@@ -1,4 +1,6 @@
-"""Answers a question about models in JSON: python -m executor_svc.inspection families, model MODEL, or export."""
+"""Answers a question about models in JSON: python -m executor_svc.inspection families, model MODEL, graph MODEL, or
+export.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,12 @@ def main() -> int:
     copy.add_argument("weights", type=Path)
     copy.add_argument("folder", type=Path)
     copy.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
+    graph = questions.add_parser("graph")
+    graph.add_argument("model")
+    graph.add_argument("--passes", default="all")
+    graph.add_argument("--ops")
+    graph.add_argument("--dtype", default="auto")
+    graph.add_argument("--svg", type=Path)
     args = parser.parse_args()
     if args.question == "families":
         answer = supported()
@@ -37,6 +45,14 @@ def main() -> int:
         try:
             answer = export(args.weights, args.folder, args.dtype)
         except (ModelError, ModelLoadError) as error:
+            answer = {"problem": str(error)}
+    elif args.question == "graph":
+        # Imported here: the others need none of it.
+        from executor_svc.inspection.graph_report import graph_report
+
+        try:
+            answer = graph_report(args.model, args.passes, args.ops, args.dtype, args.svg)
+        except (ModelError, ModelLoadError, ValueError, OSError) as error:
             answer = {"problem": str(error)}
     else:
         answer = report_on(

@@ -16,15 +16,18 @@ from executor_svc.kernels.elementwise import AddTo, Scale
 from executor_svc.kernels.finite import FiniteRows
 from executor_svc.kernels.forbidden import ForbidTokens
 from executor_svc.kernels.linear import PackLinear
+from executor_svc.kernels.linear_activation import LinearActivation
 from executor_svc.kernels.logit_bias import AddLogitBias
 from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.kernels.noise import Uniform
 from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, NormQueryKey, RmsNorm
+from executor_svc.kernels.norm_gelu import NormGelu
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.penalties import ApplyPenalties
 from executor_svc.kernels.record import Record
 from executor_svc.kernels.rotary_write_kv import RotaryWriteKv
 from executor_svc.kernels.sampling import SampleTokens
+from executor_svc.kernels.unfused import Add, Multiply, Rotary, Silu, WriteKv
 
 KERNEL_SETS = ("reference", "cpu", "triton")
 """Names that build_kernels takes."""
@@ -49,6 +52,13 @@ class KernelSet:
     gelu_and_mul: GeluAndMul
     gelu: Gelu
     relu: Relu
+    linear_activation: LinearActivation
+    norm_gelu: NormGelu
+    add: Add
+    multiply: Multiply
+    silu: Silu
+    rotary: Rotary
+    write_kv: WriteKv
     add_to: AddTo
     scale: Scale
     rotary_write_kv: RotaryWriteKv

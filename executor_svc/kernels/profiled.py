@@ -15,6 +15,7 @@ from torch import Tensor
 
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.linear import Linear, PackLinear
+from executor_svc.kernels.linear_activation.reference import make_linear_activation
 from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch
 from executor_svc.kernels.record.reference import record
 
@@ -31,6 +32,13 @@ OP_OF_FIELD = {
     "gelu_and_mul": "activation",
     "gelu": "activation",
     "relu": "activation",
+    "linear_activation": "activation",
+    "norm_gelu": "norms",
+    "add": "norms",
+    "multiply": "activation",
+    "silu": "activation",
+    "rotary": "rotary_kv",
+    "write_kv": "rotary_kv",
     "add_to": "norms",
     "scale": "norms",
     "rotary_write_kv": "rotary_kv",
@@ -85,6 +93,10 @@ def profiled(kernels: KernelSet, times: OpTimes) -> KernelSet:
         "record": record,
         "pack_linear": _pack_timed(kernels.pack_linear, times),
         "plan_attention": _plan_timed(kernels, times),
+        # The layer and its activation each under its own class.
+        "linear_activation": make_linear_activation(
+            **{name: timed[name] for name in ("gelu", "relu", "silu_and_mul", "gelu_and_mul")}
+        ),
     }
     return dataclasses.replace(kernels, **(timed | made))
 

@@ -1,12 +1,13 @@
 """From a model on disk to a CausalLM, a few tensors at a time: never two copies of the weights in memory.
 
-Layers are loaded side by side, each by one thread. Splitting every small operation among the threads instead would
+Parameters are loaded side by side, each by one thread. Splitting every small operation among the threads instead would
 make them wait for one another thousands of times, and for longer the busier the machine is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,17 +16,23 @@ import torch
 from torch import Tensor
 
 from executor_svc.attention import AttentionMetadata
+from executor_svc.graph.compiled import CompiledGraph
+from executor_svc.graph.optimize import PASSES, optimize
+from executor_svc.graph.passes.base import Pass
 from executor_svc.kernels import KernelSet
 from executor_svc.kv_cache import KVCache
-from executor_svc.models.builder import DecoderBuilder, join_layers
+from executor_svc.models.builder import DecoderBuilder, results
 from executor_svc.models.config import ModelConfig, ServedConfig
 from executor_svc.models.config_fields import ConfigFields
 from executor_svc.models.decoder import CausalLM
 from executor_svc.models.parameters import Counter, Parameters, Progress
+from executor_svc.models.plain import capture_decoder
 from executor_svc.models.registry import FAMILIES, architecture_of, find_family
 from executor_svc.models.spec import DecoderSpec
 from executor_svc.weights import Checkpoint, WeightsError, check_tensors, open_checkpoint
 from octavo.models.prepared import PreparedModel
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedModel(Protocol):
@@ -53,19 +60,20 @@ def load_model(
     kernels: KernelSet,
     progress: Progress | None = None,
     max_model_len: int | None = None,
+    passes: Sequence[Pass] = PASSES,
 ) -> LoadedModel:
     """Load a prepared model's weights. Raises ModelLoadError: nothing is allocated before config and tensors fit.
 
     What is none of the families is run by transformers' own code, where it can be.
 
-    max_model_len: the longest sequence that is to run, where one is set. As many threads take part as torch has when
-    this is called; afterwards it has that number again.
+    max_model_len: the longest sequence that is to run, where one is set. passes: what the graph is fused by. As many
+    threads take part as torch has when this is called; afterwards it has that number again.
     """
     path, allow_pickle = prepared.weights, prepared.is_pickled
     if is_family(path, allow_pickle=allow_pickle):
         checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
         _check_vocabulary(prepared, describe(checkpoint)[0])
-        return load_checkpoint(checkpoint, dtype, device, kernels, progress, max_model_len)
+        return load_checkpoint(checkpoint, dtype, device, kernels, progress, max_model_len, passes)
     # Imported here since few models need it, and it takes seconds.
     from executor_svc.models.transformers_lm import load_transformers_lm
 
@@ -108,9 +116,10 @@ def load_weights(
     kernels: KernelSet,
     progress: Progress | None = None,
     max_model_len: int | None = None,
+    passes: Sequence[Pass] = PASSES,
 ) -> CausalLM:
     """Load a GGUF file or Hugging Face folder. Raises as load_model does."""
-    return load_checkpoint(open_checkpoint(path), dtype, device, kernels, progress, max_model_len)
+    return load_checkpoint(open_checkpoint(path), dtype, device, kernels, progress, max_model_len, passes)
 
 
 def load_checkpoint(
@@ -120,11 +129,15 @@ def load_checkpoint(
     kernels: KernelSet,
     progress: Progress | None = None,
     max_model_len: int | None = None,
+    passes: Sequence[Pass] = PASSES,
 ) -> CausalLM:
     """Load what is open. Raises as load_model does."""
     config, spec = describe(checkpoint)
     check_tensors(checkpoint, spec.tensors(), ignored=spec.ignored)
     counter = Counter(spec.tensors().values(), progress)
+    graph = capture_decoder(config, spec)
+    runs = optimize(graph, passes)
+    logger.info("graph optimized", extra={"fields": {run.name: run.matches for run in runs if run.matches}})
     builder = DecoderBuilder(config, kernels, Parameters(checkpoint, dtype, device, kernels, counter))
     longest = max_model_len or config.unstretched_length
     num_threads = torch.get_num_threads()
@@ -132,17 +145,17 @@ def load_checkpoint(
         with ThreadPoolExecutor(num_threads, "loader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
             # The largest first, so that no thread is alone with it at the end.
             embedding_and_head = pool.submit(builder.embedding_and_head, spec)
-            layers = [pool.submit(builder.layer, index, layer) for index, layer in enumerate(spec.layers)]
+            loading = builder.submit(pool, graph.parameters)
             try:
                 embedding, head = embedding_and_head.result()
-                first_norm, joined = join_layers([each.result() for each in layers], builder.norm(spec.final_norm))
-                ends = builder.ends(spec, embedding, head, first_norm)
+                layers = CompiledGraph(graph, kernels, results(graph.parameters, loading))
+                ends = builder.ends(spec, embedding, head)
             finally:
                 # Where one has failed the others need not begin.
-                _cancel(layers)
+                _cancel(loading.values())
     finally:
         torch.set_num_threads(num_threads)
-    return CausalLM(config, kernels, ends=ends, layers=joined, dtype=dtype, device=device, longest=longest)
+    return CausalLM(config, kernels, ends=ends, layers=layers, dtype=dtype, device=device, longest=longest)
 
 
 def describe(checkpoint: Checkpoint) -> tuple[ModelConfig, DecoderSpec]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+
+from executor_svc.graph.weights import LinearWeight
 
 
 class Split(Enum):
@@ -54,6 +56,17 @@ class LinearSpec:
     def split_sections(self) -> tuple[int, ...]:
         """The sections, whether they are parts or lie in one."""
         return self.sections or tuple(part.rows for part in self.parts)
+
+    def merged(self, others: Sequence[LinearWeight]) -> LinearSpec | None:
+        """Return the layer whose output features are this one's and the others', in order; None where they do not take
+        the same input, split otherwise or only some have a bias.
+        """
+        layers = (self, *(other for other in others if isinstance(other, LinearSpec)))
+        alike = {(each.in_features, each.bias, each.split) for each in layers}
+        if len(layers) <= len(others) or len(alike) > 1:
+            return None
+        parts = tuple(part for each in layers for part in each.parts)
+        return replace(self, parts=parts, sections=tuple(size for each in layers for size in each.split_sections))
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor it is made of."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from executor_svc import kernels
+from executor_svc.graph.optimize import PASS_NAMES
 from executor_svc.load import KERNELS_OF_DEVICE
-from octavo.settings import DEVICES, KERNEL_SETS, POLICIES
+from octavo.settings import DEVICES, KERNEL_SETS, PASSES, POLICIES
 from scheduler_svc.policies.registry import BUILT_IN
 
 
@@ -25,3 +26,8 @@ def test_devices() -> None:
     assert sorted(KERNELS_OF_DEVICE) == sorted(DEVICES)
     assert set(KERNELS_OF_DEVICE.values()) <= set(KERNEL_SETS)
     assert [torch.device(name).type for name in DEVICES] == list(DEVICES)
+
+
+def test_passes() -> None:
+    """Likewise the passes over a model's graph, in the order in which they run."""
+    assert PASSES == PASS_NAMES

@@ -10,15 +10,18 @@ from executor_svc.kernels.elementwise.reference import add_to, scale
 from executor_svc.kernels.finite.reference import finite_rows
 from executor_svc.kernels.forbidden.reference import forbid_tokens
 from executor_svc.kernels.linear.reference import pack_linear
+from executor_svc.kernels.linear_activation.reference import make_linear_activation
 from executor_svc.kernels.logit_bias.reference import add_logit_bias
 from executor_svc.kernels.logprobs.reference import gather_logprobs
 from executor_svc.kernels.noise.reference import uniform
 from executor_svc.kernels.norm.reference import add_layer_norm, add_rms_norm, layer_norm, make_norm_query_key, rms_norm
+from executor_svc.kernels.norm_gelu.reference import norm_gelu
 from executor_svc.kernels.paged_attention.reference import plan_attention
 from executor_svc.kernels.penalties.reference import apply_penalties
 from executor_svc.kernels.record.reference import record
 from executor_svc.kernels.rotary_write_kv.reference import rotary_write_kv
 from executor_svc.kernels.sampling.reference import sample_tokens
+from executor_svc.kernels.unfused.reference import add, multiply, rotary, silu, write_kv
 
 
 def build() -> KernelSet:
@@ -37,6 +40,15 @@ def build() -> KernelSet:
         gelu_and_mul=gelu_and_mul,
         gelu=gelu,
         relu=relu,
+        linear_activation=make_linear_activation(
+            gelu=gelu, relu=relu, silu_and_mul=silu_and_mul, gelu_and_mul=gelu_and_mul
+        ),
+        norm_gelu=norm_gelu,
+        add=add,
+        multiply=multiply,
+        silu=silu,
+        rotary=rotary,
+        write_kv=write_kv,
         add_to=add_to,
         scale=scale,
         rotary_write_kv=rotary_write_kv,

@@ -12,7 +12,9 @@ from executor_svc.kernels import KernelSet
 from executor_svc.kernels.elementwise.reference import add_to, scale
 from executor_svc.kernels.gpu import Gpu
 from executor_svc.kernels.linear.reference import pack_linear
+from executor_svc.kernels.linear_activation.reference import make_linear_activation
 from executor_svc.kernels.norm.reference import make_norm_query_key
+from executor_svc.kernels.unfused.reference import add, multiply, rotary, silu, write_kv
 
 OLDEST_TRITON = (3, 6)
 OLDEST_CAPABILITY = (8, 0)
@@ -46,6 +48,7 @@ def assemble(gpu: Gpu) -> KernelSet:
     from executor_svc.kernels.logprobs.triton_impl import gather_logprobs
     from executor_svc.kernels.noise.triton_impl import uniform
     from executor_svc.kernels.norm.triton_impl import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+    from executor_svc.kernels.norm_gelu.triton_impl import norm_gelu
     from executor_svc.kernels.paged_attention.triton_impl import make_plan_attention
     from executor_svc.kernels.penalties.triton_impl import apply_penalties
     from executor_svc.kernels.record.reference import record
@@ -68,6 +71,15 @@ def assemble(gpu: Gpu) -> KernelSet:
         gelu_and_mul=gelu_and_mul,
         gelu=gelu,
         relu=relu,
+        linear_activation=make_linear_activation(
+            gelu=gelu, relu=relu, silu_and_mul=silu_and_mul, gelu_and_mul=gelu_and_mul
+        ),
+        norm_gelu=norm_gelu,
+        add=add,
+        multiply=multiply,
+        silu=silu,
+        rotary=rotary,
+        write_kv=write_kv,
         add_to=add_to,
         scale=scale,
         rotary_write_kv=rotary_write_kv,

@@ -1,0 +1,1 @@
+"""The passes, one a file, and the order in which they run."""

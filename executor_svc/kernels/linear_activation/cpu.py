@@ -1,0 +1,46 @@
+"""A linear layer and its activation by compiled kernels: the activation is a second pass, in place where it can be.
+
+The op has the layer and the activation in one hand, so that a kernel may put the one behind the other in its registers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from executor_svc.kernels.activation import Relu
+from executor_svc.kernels.activation.cpu import make_gelu_and_mul, make_silu_and_mul
+from executor_svc.kernels.linear import Linear
+from executor_svc.kernels.linear_activation import Epilogue, LinearActivation
+from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLibrary
+
+
+def make_linear_activation(library: NativeLibrary) -> LinearActivation:
+    """Make the op."""
+    gelu_and_mul = make_gelu_and_mul(library)
+    activations = {
+        "gelu": _make_in_place(library, "octavo_gelu_erf"),
+        "gelu_tanh": _make_in_place(library, "octavo_gelu_tanh"),
+        "relu": _make_in_place(library, "octavo_relu"),
+        "silu_and_mul": make_silu_and_mul(library),
+        "gelu_and_mul": partial(gelu_and_mul, tanh=False),
+        "gelu_tanh_and_mul": partial(gelu_and_mul, tanh=True),
+    }
+
+    def linear_activation(linear: Linear, x: Tensor, epilogue: Epilogue) -> Tensor:
+        return activations[epilogue](linear(x))
+
+    return linear_activation
+
+
+def _make_in_place(library: NativeLibrary, name: str) -> Relu:
+    run = library.function(name, ADDRESS, ADDRESS, INT64, INT64, INT32)
+
+    def activate(x: Tensor) -> Tensor:
+        # The layer's own result: every element is read before it is written.
+        run(x.data_ptr(), x.data_ptr(), *x.shape, x.dtype == torch.bfloat16)
+        return x
+
+    return activate
