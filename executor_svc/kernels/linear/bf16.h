@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../activation/functions.h"
 #include "../native/csrc/lanes.h"
 
 namespace octavo {
@@ -29,12 +30,28 @@ struct Weight {
   int64_t in_features;
 };
 
+// What becomes of the sums: they are rounded to bfloat16, or not, or an activation of what they are rounded to is taken.
+// The gated ones take the first half of the columns for the gate of the second, and halve the width.
+enum Epilogue : int32_t {
+  kToBfloat16,
+  kToFloat32,
+  kGeluErf,
+  kGeluTanh,
+  kRelu,
+  kSiluAndMul,
+  kGeluErfAndMul,
+  kGeluTanhAndMul,
+};
+
 struct Call {
   const Weight* weight;
   const bf16* x;  // [rows][in]
-  void* out;      // [rows][out], float32 or bfloat16
+  void* out;      // [rows][out, or half of it], bfloat16 or float32
   int64_t rows;
-  bool to_float32;
+  Epilogue epilogue;
+
+  bool is_gated() const { return epilogue >= kSiluAndMul; }
+  int64_t width() const { return is_gated() ? weight->out_features / 2 : weight->out_features; }
 };
 
 int64_t padded(int64_t in_features) { return (in_features + kDepth - 1) / kDepth * kDepth; }
@@ -45,25 +62,35 @@ const uint32_t* panel_of(const Weight& weight, int64_t panel) {
   return weight.panels + panel * (padded(weight.in_features) / 2) * kPanel;
 }
 
-template <class T>
-void finish_as(const Call& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
+// Write the columns of a panel, of some rows: of(the sums and the bias, how far they are from the first of the panel's).
+// `sums` is [rows][kPanel].
+template <class T, class F>
+void write_panel(const Call& call, int64_t row, int64_t rows, int64_t panel, const float* sums, const F& of) {
   const Weight& weight = *call.weight;
-  const int64_t column = panel * kPanel;
-  const int64_t width = std::min<int64_t>(kPanel, weight.out_features - column);
+  const int64_t column = panel * kPanel, width = std::min<int64_t>(kPanel, call.width() - column);
   for (int64_t i = 0; i < width; i += kLanes) {
     const Vec bias = weight.bias ? load_part(weight.bias + column + i, width - i, 0.0f) : zero();
-    T* const to = static_cast<T*>(call.out) + row * weight.out_features + column + i;
+    T* const to = static_cast<T*>(call.out) + row * call.width() + column + i;
     for (int64_t r = 0; r < rows; ++r)
-      store_part(to + r * weight.out_features, add(load(sums + r * kPanel + i), bias), width - i);
+      store_part(to + r * call.width(), of(add(load(sums + r * kPanel + i), bias), r * kPanel + i), width - i);
   }
 }
 
-// Write the columns of a panel, of some rows. `sums` is [rows][kPanel].
+template <class Activation>
+void activate_panel(const Call& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
+  write_panel<bf16>(call, row, rows, panel, sums, [](Vec x, int64_t) { return Activation::of(rounded_to_bf16(x)); });
+}
+
+// The columns of a panel, of some rows, where there is no gate.
 void finish(const Call& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
-  if (call.to_float32)
-    finish_as<float>(call, row, rows, panel, sums);
-  else
-    finish_as<bf16>(call, row, rows, panel, sums);
+  const auto same = [](Vec x, int64_t) { return x; };
+  switch (call.epilogue) {
+    case kToFloat32: return write_panel<float>(call, row, rows, panel, sums, same);
+    case kGeluErf: return activate_panel<GeluErf>(call, row, rows, panel, sums);
+    case kGeluTanh: return activate_panel<GeluTanh>(call, row, rows, panel, sums);
+    case kRelu: return activate_panel<Relu>(call, row, rows, panel, sums);
+    default: return write_panel<bf16>(call, row, rows, panel, sums, same);
+  }
 }
 
 }  // namespace

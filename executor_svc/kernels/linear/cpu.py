@@ -11,10 +11,21 @@ from torch import Tensor
 
 from executor_svc.huge_pages import HUGE_PAGE_BYTES, advise_huge_pages
 from executor_svc.kernels.linear import Linear, PackLinear
+from executor_svc.kernels.linear_activation import Epilogue
 from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLibrary
 
 _FLOAT32, _BFLOAT16 = 0, 1
 """Storage of a float32 weight, as linear.cpp numbers it."""
+_TO_BFLOAT16, _TO_FLOAT32 = 0, 1
+_EPILOGUES: dict[Epilogue, int] = {
+    "gelu": 2,
+    "gelu_tanh": 3,
+    "relu": 4,
+    "silu_and_mul": 5,
+    "gelu_and_mul": 6,
+    "gelu_tanh_and_mul": 7,
+}
+"""Epilogues, as bf16.h numbers them."""
 
 
 class _Weight(ctypes.Structure):
@@ -76,19 +87,28 @@ class NativeLinear:
             storage,
         )
         self._address = addressof(self._weight)
+        numbers = _EPILOGUES.values()
+        self._epilogues = frozenset(each for each in numbers if functions.takes(each, self._out_features))
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
-        return self._product(x, self._dtype)
+        return self._product(x, self._out_features, self._dtype, _TO_BFLOAT16)
 
     def logits(self, x: Tensor) -> Tensor:
         """See Linear."""
-        return self._product(x, torch.float32)
+        return self._product(x, self._out_features, torch.float32, _TO_FLOAT32)
 
-    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def activated(self, x: Tensor, epilogue: Epilogue) -> Tensor | None:
+        """Give the activation of the layer's result, with the same bits; None where the kernel has no such epilogue."""
+        number, width = _EPILOGUES[epilogue], self._out_features
+        if number not in self._epilogues:
+            return None
+        return self._product(x, width // 2 if epilogue.endswith("_and_mul") else width, self._dtype, number)
+
+    def _product(self, x: Tensor, width: int, dtype: torch.dtype, epilogue: int) -> Tensor:
         x = x.contiguous()
-        out = torch.empty((len(x), self._out_features), dtype=dtype)
-        self._multiply(self._address, x.data_ptr(), out.data_ptr(), len(x), dtype == torch.float32)
+        out = torch.empty((len(x), width), dtype=dtype)
+        self._multiply(self._address, x.data_ptr(), out.data_ptr(), len(x), epilogue)
         return out
 
     def weight_rows(self, indices: Tensor) -> Tensor:
@@ -120,6 +140,11 @@ class _Float32:
         self._fits_bfloat16 = library.function("octavo_fits_bfloat16", ADDRESS, INT64, result=INT32)
         self._panel = library.function("octavo_linear_panel", result=INT64)()
 
+    @staticmethod
+    def takes(epilogue: int, out_features: int) -> bool:
+        """None: an activation is a pass of its own."""
+        return False
+
     def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         out_features, in_features = weight.shape
         storage = _BFLOAT16 if self._fits_bfloat16(weight.data_ptr(), weight.numel()) else _FLOAT32
@@ -137,6 +162,7 @@ class _Bfloat16:
         self.multiply = library.function("octavo_linear_bf16", ADDRESS, ADDRESS, ADDRESS, INT64, INT32)
         self.weight_rows = library.function("octavo_linear_bf16_weight_rows", ADDRESS, ADDRESS, ADDRESS, INT64)
         self._pack = library.function("octavo_pack_linear_bf16", ADDRESS, INT64, INT64, ADDRESS)
+        self.takes = library.function("octavo_linear_bf16_takes", INT32, INT64, result=INT32)
         self._num_words = library.function("octavo_linear_bf16_words", INT64, INT64, result=INT64)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:

@@ -84,6 +84,9 @@ const bf16* pad(const Call& call) {
   return scratch.data();
 }
 
+// A gate and what it is for lie far apart, and a share of the work has few columns.
+bool takes(const Call& call) { return !call.is_gated(); }
+
 void multiply(const Call& call) {
   Call deep = call;
   deep.x = pad(call);
@@ -108,9 +111,15 @@ OCTAVO_EXPORT int64_t octavo_linear_bf16_words(int64_t out_features, int64_t in_
   return num_panels(Weight{nullptr, nullptr, out_features, in_features}) * kPanel * (padded(in_features) / 2);
 }
 
-// x is [rows, in], out [rows, out], both contiguous; out is bfloat16, or float32 where nothing is to be rounded.
-OCTAVO_EXPORT void octavo_linear_bf16(const Weight* weight, const bf16* x, void* out, int64_t rows, int32_t to_float32) {
-  multiply(Call{weight, x, out, rows, to_float32 != 0});
+// Whether an epilogue can be put behind the products of a weight of so many columns.
+OCTAVO_EXPORT int32_t octavo_linear_bf16_takes(int32_t epilogue, int64_t out_features) {
+  const Weight weight{nullptr, nullptr, out_features, 0};
+  return takes(Call{&weight, nullptr, nullptr, 0, static_cast<Epilogue>(epilogue)});
+}
+
+// x is [rows, in], out [rows, out] or half as wide, both contiguous, bfloat16 or, by its epilogue, float32.
+OCTAVO_EXPORT void octavo_linear_bf16(const Weight* weight, const bf16* x, void* out, int64_t rows, int32_t epilogue) {
+  multiply(Call{weight, x, out, rows, static_cast<Epilogue>(epilogue)});
 }
 
 // Rows of the weight, [count, in].

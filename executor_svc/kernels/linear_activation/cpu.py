@@ -1,6 +1,5 @@
-"""A linear layer and its activation by compiled kernels: the activation is a second pass, in place where it can be.
-
-The op has the layer and the activation in one hand, so that a kernel may put the one behind the other in its registers.
+"""A linear layer and its activation by compiled kernels: the products' kernel takes the activation of its sums where it
+has such an epilogue, see ../linear/bf16.h; elsewhere the activation is a second pass, in place where it can be.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from torch import Tensor
 from executor_svc.kernels.activation import Relu
 from executor_svc.kernels.activation.cpu import make_gelu_and_mul, make_silu_and_mul
 from executor_svc.kernels.linear import Linear
+from executor_svc.kernels.linear.cpu import NativeLinear
 from executor_svc.kernels.linear_activation import Epilogue, LinearActivation
 from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLibrary
 
@@ -30,6 +30,8 @@ def make_linear_activation(library: NativeLibrary) -> LinearActivation:
     }
 
     def linear_activation(linear: Linear, x: Tensor, epilogue: Epilogue) -> Tensor:
+        if isinstance(linear, NativeLinear) and (activated := linear.activated(x, epilogue)) is not None:
+            return activated
         return activations[epilogue](linear(x))
 
     return linear_activation

@@ -179,6 +179,15 @@ static inline void store(bf16* p, Vec x) {
 #endif
 #endif
 }
+// What store and load of bfloat16 make of it.
+static inline Vec rounded_to_bf16(Vec x) {
+#if defined(__AVX512BF16__)
+  const __m512i halves = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(halves, 16));
+#else
+  return high_halves(rounded_up_halves(x));
+#endif
+}
 // The lanes of two vectors in turn: what low_halves and high_halves of the 2 * kLanes bfloat16 from p on give back.
 static inline void store_halves(bf16* p, Vec low, Vec high) {
   const Bits a = rounded_up_halves(low), b = rounded_up_halves(high);
