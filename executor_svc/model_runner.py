@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
@@ -41,6 +42,7 @@ WARM_UP_TOKENS = 16
 first step of 512 tokens takes as long as the next."""
 
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 
 class CausalLM(Protocol):
@@ -51,6 +53,30 @@ class CausalLM(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Give the logits, a new float32 [N, vocab], of hidden [N, hidden]."""
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Give the token of the highest logit of each row, among equals the first, int64 [N], and whether all of the
+        row's logits are finite, bool [N]; None where they have to be written to be looked at.
+        """
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a model says of the tokens that come next, for N sampling rows: logits, or the likeliest tokens alone."""
+
+    logits: Tensor | None
+    """[N, vocab]."""
+    token_ids: Ints | None
+    """[N]."""
+
+    def of(self, keep: Bools) -> Outlook:
+        """Return that of some rows; keep is [N]."""
+        if keep.all():
+            return self
+        logits, token_ids = self.logits, self.token_ids
+        return Outlook(
+            None if logits is None else logits[torch.from_numpy(keep)], None if token_ids is None else token_ids[keep]
+        )
 
 
 class ModelRunner:
@@ -124,11 +150,11 @@ class ModelRunner:
         logprobs: dict[int, TokenLogprobs] = {}
         prompt_logprobs: dict[int, PromptLogprobs] = {}
         if len(inputs.rows):
-            hidden, logits, sound = self._forward(inputs)
+            hidden, outlook, sound = self._forward(inputs)
             prompt_logprobs = self._prompt_scorer.score(inputs, hidden, sound)
             forwarded = perf_counter()
             self._settle(batch, inputs, sound)
-            sampled, logprobs = self._sample(inputs, logits, sound)
+            sampled, logprobs = self._sample(inputs, outlook, sound)
         timings = StageTimings(
             prepare=prepared - started, forward=forwarded - prepared, sample=perf_counter() - forwarded
         )
@@ -143,8 +169,8 @@ class ModelRunner:
             timings=timings,
         )
 
-    def _forward(self, inputs: InputBatch) -> tuple[Tensor, Tensor | None, Bools]:
-        """Return the hidden states of the T tokens, the logits of the N sampling rows, None where there are none, and
+    def _forward(self, inputs: InputBatch) -> tuple[Tensor, Outlook | None, Bools]:
+        """Return the hidden states of the T tokens, what they say of the sampling rows, None where there are none, and
         which of the R rows are finite.
         """
         hidden = self._model.forward(inputs.token_ids, inputs.metadata, self._kv_cache)
@@ -154,9 +180,19 @@ class ModelRunner:
             sound = np.logical_and.reduceat(sound, inputs.metadata.query_start[:-1].numpy())
         if len(inputs.sampling) == 0:
             return hidden, None, sound
-        logits = self._model.compute_logits(hidden[inputs.last_tokens])
-        sound[inputs.sampling] &= self._sampler.finite_rows(logits).numpy()
-        return hidden, logits, sound
+        outlook, finite = self._look_ahead(hidden[inputs.last_tokens], inputs.slots[inputs.sampling])
+        sound[inputs.sampling] &= finite
+        return hidden, outlook, sound
+
+    def _look_ahead(self, hidden: Tensor, slots: Ints) -> tuple[Outlook, Bools]:
+        """Return what hidden [N, hidden] says of the next tokens of N slots, and which rows are finite."""
+        if self._sampler.takes_likeliest(self._table.sampler, slots):
+            found = self._model.likeliest(hidden)
+            if found is not None:
+                token_ids, finite = found
+                return Outlook(None, token_ids.numpy()), finite.numpy()
+        logits = self._model.compute_logits(hidden)
+        return Outlook(logits, None), self._sampler.finite_rows(logits).numpy()
 
     def _settle(self, batch: StepBatch, inputs: InputBatch, sound: Bools) -> None:
         """Count the computed tokens of the sound rows; end the stays of the others."""
@@ -168,19 +204,23 @@ class ModelRunner:
             self._table.end(batch.handles[row])
 
     def _sample(
-        self, inputs: InputBatch, logits: Tensor | None, sound: Bools
+        self, inputs: InputBatch, outlook: Outlook | None, sound: Bools
     ) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
         """Sample the sound rows at their sequence's end and append their tokens; return both columns by batch row."""
         keep = sound[inputs.sampling]
-        if logits is None or not keep.any():
+        if outlook is None or not keep.any():
             return {}, {}
+        outlook = outlook.of(keep)
         sampling = inputs.sampling[keep]
-        if not keep.all():
-            logits = logits[torch.from_numpy(keep)]
         slots = inputs.slots[sampling]
         table = self._table
-        token_ids, logprobs = self._sampler.sample(logits, table.sampler, slots, table.num_tokens[slots], table.tokens)
-        self._table.append_tokens(slots, token_ids)
+        token_ids = outlook.token_ids
+        logprobs: dict[int, TokenLogprobs] = {}
+        if outlook.logits is not None:
+            positions = table.num_tokens[slots]
+            token_ids, logprobs = self._sampler.sample(outlook.logits, table.sampler, slots, positions, table.tokens)
+        assert token_ids is not None  # one of the two is there
+        table.append_tokens(slots, token_ids)
         rows = inputs.rows[sampling].tolist()
         sampled = dict(zip(rows, token_ids.tolist(), strict=True))
         return sampled, {rows[index]: columns for index, columns in logprobs.items()}

@@ -59,6 +59,15 @@ class Sampler:
             return token_ids, {}
         return token_ids, self._logprobs(raw, token_ids, wants_logprobs, parameters["top_logprobs"])
 
+    @staticmethod
+    def takes_likeliest(state: SamplerState, slots: Ints) -> bool:
+        """Whether every row takes its likeliest token, as the model gives it, and no more is asked: then no logits are
+        needed. slots is [N].
+        """
+        parameters = state.parameters[slots]
+        are_plain = (parameters["temperature"] < GREEDY_TEMPERATURE) & (parameters["top_logprobs"] < 0)
+        return bool(are_plain.all()) and not _changes_logits(state)
+
     def _apply_penalties(
         self,
         logits: Tensor,

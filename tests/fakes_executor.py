@@ -90,6 +90,9 @@ class RecallModel:
                 hidden[start + token, :HIDDEN] = (keys[slots[:length]] * weights).sum(dim=0)
         return hidden
 
+    def likeliest(self, hidden: Tensor) -> None:
+        """None: the logits are to be seen."""
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See CausalLM."""
         logits = torch.stack([(row[:HIDDEN, None] * self._head).sum(dim=0) for row in hidden])

@@ -105,6 +105,7 @@ class _TimedLinear:
     def __init__(self, linear: Linear, times: OpTimes) -> None:
         self._call = times.timed("linear", linear)
         self._logits = times.timed("linear", linear.logits)
+        self._likeliest = times.timed("linear", linear.likeliest)
         self._rows = times.timed("embedding", linear.weight_rows)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -115,6 +116,11 @@ class _TimedLinear:
     def logits(self, x: Tensor) -> Tensor:
         """See Linear."""
         result: Tensor = self._logits(x)
+        return result
+
+    def likeliest(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See Linear."""
+        result: tuple[Tensor, Tensor] | None = self._likeliest(x)
         return result
 
     def weight_rows(self, indices: Tensor) -> Tensor:

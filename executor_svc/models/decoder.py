@@ -104,6 +104,18 @@ class CausalLM:
             logits.div_(config.logit_soft_cap).tanh_().mul_(config.logit_soft_cap)
         return logits
 
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Give the token of the highest logit of each row, among equals the first, int64 [N], and whether all of the
+        row's logits are finite, bool [N]. None where logits have to be written, as they are not what the head gives or
+        as its kernel does not look at them.
+        """
+        config, ends = self.config, self._ends
+        if config.logit_scale != 1.0 or config.logit_soft_cap:
+            return None
+        if ends.project_out is not None:
+            hidden = ends.project_out(hidden)
+        return ends.head.likeliest(hidden)
+
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         ends = self._ends
         x = ends.embedding.weight_rows(token_ids)

@@ -52,6 +52,9 @@ class LoadedModel(Protocol):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Give the logits, a new float32 [N, vocab_size], of hidden [N, hidden]."""
 
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Give the tokens of the highest logits, int64 [N], and which rows are finite, bool [N]; None: see them first."""
+
 
 def load_model(
     prepared: PreparedModel,

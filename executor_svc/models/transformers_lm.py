@@ -82,6 +82,10 @@ class TransformersLM:
         logits: Tensor = self._head(input_ids=ids, use_cache=False).logits[0].float()
         return logits
 
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+        """None: what the model's code does behind its layers gives logits."""
+        return None
+
 
 class _Given(nn.Module):
     """Stands for the layers: gives the hidden states that it was given."""

@@ -23,6 +23,13 @@ class Linear(Protocol):
         What was summed in float32 need not have been rounded to the weight's dtype in between.
         """
 
+    def likeliest(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Give the column of each row's highest logit, among equals the first, a new int64 [T], and whether all of the
+        row's logits are finite, a new bool [T]. A row that is not has any column.
+
+        None where the kernel has to write the logits first: then the caller does so, and looks at them.
+        """
+
     def weight_rows(self, indices: Tensor) -> Tensor:
         """Give rows of the weight as it was packed, a new [T, in_features], for indices int64 [T] below out_features.
 

@@ -9,6 +9,7 @@
 
 #include "../activation/functions.h"
 #include "../native/csrc/lanes.h"
+#include "likeliest.h"
 
 namespace octavo {
 namespace {
@@ -41,6 +42,7 @@ enum Epilogue : int32_t {
   kSiluAndMul,
   kGeluErfAndMul,
   kGeluTanhAndMul,
+  kLikeliest,  // nothing is written but, at the end, the likeliest column of each row: out is Likeliest[rows]
 };
 
 struct Call {
@@ -50,7 +52,7 @@ struct Call {
   int64_t rows;
   Epilogue epilogue;
 
-  bool is_gated() const { return epilogue >= kSiluAndMul; }
+  bool is_gated() const { return epilogue >= kSiluAndMul && epilogue <= kGeluTanhAndMul; }
   int64_t width() const { return is_gated() ? weight->out_features / 2 : weight->out_features; }
 };
 
@@ -81,6 +83,21 @@ void activate_panel(const Call& call, int64_t row, int64_t rows, int64_t panel, 
   write_panel<bf16>(call, row, rows, panel, sums, [](Vec x, int64_t) { return Activation::of(rounded_to_bf16(x)); });
 }
 
+// What this thread has seen of the call that it works on.
+Looking& looking() {
+  static thread_local Looking mine;
+  return mine;
+}
+
+void look_at_panel(const Call& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
+  const Weight& weight = *call.weight;
+  const int64_t column = panel * kPanel, width = std::min<int64_t>(kPanel, weight.out_features - column);
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vec bias = weight.bias ? load_part(weight.bias + column + i, width - i, 0.0f) : zero();
+    looking().look(row, rows, sums + i, kPanel, bias, column + i, width - i);
+  }
+}
+
 // The columns of a panel, of some rows, where there is no gate.
 void finish(const Call& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
   const auto same = [](Vec x, int64_t) { return x; };
@@ -89,9 +106,25 @@ void finish(const Call& call, int64_t row, int64_t rows, int64_t panel, const fl
     case kGeluErf: return activate_panel<GeluErf>(call, row, rows, panel, sums);
     case kGeluTanh: return activate_panel<GeluTanh>(call, row, rows, panel, sums);
     case kRelu: return activate_panel<Relu>(call, row, rows, panel, sums);
+    case kLikeliest: return look_at_panel(call, row, rows, panel, sums);
     default: return write_panel<bf16>(call, row, rows, panel, sums, same);
   }
 }
+
+// A thread's part in a call, from before its first panel to after its last.
+class Part {
+ public:
+  explicit Part(const Call& call) : call_(call) {
+    if (call.epilogue == kLikeliest) looking().begin(call.rows);
+  }
+  ~Part() {
+    if (call_.epilogue == kLikeliest) looking().end(call_.rows, static_cast<Likeliest*>(call_.out));
+  }
+  Part(const Part&) = delete;
+
+ private:
+  const Call& call_;
+};
 
 }  // namespace
 }  // namespace octavo

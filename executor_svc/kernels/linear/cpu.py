@@ -26,6 +26,9 @@ _EPILOGUES: dict[Epilogue, int] = {
     "gelu_tanh_and_mul": 7,
 }
 """Epilogues, as bf16.h numbers them."""
+_GATED: frozenset[Epilogue] = frozenset({"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"})
+_MOST_COLUMNS = 1 << 24
+"""Of which the likeliest can be told."""
 
 
 class _Weight(ctypes.Structure):
@@ -75,6 +78,7 @@ class NativeLinear:
     ) -> None:
         self._multiply = functions.multiply
         self._weight_rows = functions.weight_rows
+        self._likeliest = functions.likeliest if len(weight) <= _MOST_COLUMNS else None
         self._dtype = weight.dtype
         self._out_features, self._in_features = weight.shape
         self.panels = panels
@@ -87,8 +91,7 @@ class NativeLinear:
             storage,
         )
         self._address = addressof(self._weight)
-        numbers = _EPILOGUES.values()
-        self._epilogues = frozenset(each for each in numbers if functions.takes(each, self._out_features))
+        self._epilogues = functions.epilogues(self._out_features)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
@@ -98,12 +101,21 @@ class NativeLinear:
         """See Linear."""
         return self._product(x, self._out_features, torch.float32, _TO_FLOAT32)
 
+    def likeliest(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """See Linear."""
+        if self._likeliest is None:
+            return None
+        x = x.contiguous()
+        tokens, finite = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x), dtype=torch.bool)
+        self._likeliest(self._address, x.data_ptr(), tokens.data_ptr(), finite.data_ptr(), len(x))
+        return tokens, finite
+
     def activated(self, x: Tensor, epilogue: Epilogue) -> Tensor | None:
         """Give the activation of the layer's result, with the same bits; None where the kernel has no such epilogue."""
-        number, width = _EPILOGUES[epilogue], self._out_features
-        if number not in self._epilogues:
+        if epilogue not in self._epilogues:
             return None
-        return self._product(x, width // 2 if epilogue.endswith("_and_mul") else width, self._dtype, number)
+        width = self._out_features // 2 if epilogue in _GATED else self._out_features
+        return self._product(x, width, self._dtype, _EPILOGUES[epilogue])
 
     def _product(self, x: Tensor, width: int, dtype: torch.dtype, epilogue: int) -> Tensor:
         x = x.contiguous()
@@ -140,10 +152,12 @@ class _Float32:
         self._fits_bfloat16 = library.function("octavo_fits_bfloat16", ADDRESS, INT64, result=INT32)
         self._panel = library.function("octavo_linear_panel", result=INT64)()
 
+    likeliest = None
+
     @staticmethod
-    def takes(epilogue: int, out_features: int) -> bool:
-        """None: an activation is a pass of its own."""
-        return False
+    def epilogues(out_features: int) -> frozenset[Epilogue]:
+        """Return those that can be put behind the products: none, an activation is a pass of its own."""
+        return frozenset()
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         out_features, in_features = weight.shape
@@ -162,8 +176,14 @@ class _Bfloat16:
         self.multiply = library.function("octavo_linear_bf16", ADDRESS, ADDRESS, ADDRESS, INT64, INT32)
         self.weight_rows = library.function("octavo_linear_bf16_weight_rows", ADDRESS, ADDRESS, ADDRESS, INT64)
         self._pack = library.function("octavo_pack_linear_bf16", ADDRESS, INT64, INT64, ADDRESS)
-        self.takes = library.function("octavo_linear_bf16_takes", INT32, INT64, result=INT32)
+        self._takes_gate = library.function("octavo_linear_bf16_takes_gate", INT64, result=INT32)
+        self.likeliest = library.function("octavo_linear_bf16_likeliest", *[ADDRESS] * 4, INT64)
         self._num_words = library.function("octavo_linear_bf16_words", INT64, INT64, result=INT64)
+
+    def epilogues(self, out_features: int) -> frozenset[Epilogue]:
+        """Return those that can be put behind the products of a weight of so many columns."""
+        every = frozenset(_EPILOGUES)
+        return every if self._takes_gate(out_features) else every - _GATED
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         panels = self._memory.take(self._num_words(*weight.shape), torch.int32)

@@ -6,6 +6,7 @@
 // An output is one running sum over the pairs, in order, whatever the number of rows.
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "../native/csrc/program.h"
@@ -85,7 +86,7 @@ const bf16* pad(const Call& call) {
 }
 
 // A gate and what it is for lie far apart, and a share of the work has few columns.
-bool takes(const Call& call) { return !call.is_gated(); }
+bool takes_gate(int64_t) { return false; }
 
 void multiply(const Call& call) {
   Call deep = call;
@@ -94,6 +95,7 @@ void multiply(const Call& call) {
   Shares shares;
   shares.start(panels, std::max<int64_t>(1, panels / (team_size() * 8)));
   on_team([&] {
+    const Part part(deep);
     int64_t begin, end;
     while (shares.take(&begin, &end)) multiply_share(deep, begin, end);
   });
@@ -111,15 +113,30 @@ OCTAVO_EXPORT int64_t octavo_linear_bf16_words(int64_t out_features, int64_t in_
   return num_panels(Weight{nullptr, nullptr, out_features, in_features}) * kPanel * (padded(in_features) / 2);
 }
 
-// Whether an epilogue can be put behind the products of a weight of so many columns.
-OCTAVO_EXPORT int32_t octavo_linear_bf16_takes(int32_t epilogue, int64_t out_features) {
-  const Weight weight{nullptr, nullptr, out_features, 0};
-  return takes(Call{&weight, nullptr, nullptr, 0, static_cast<Epilogue>(epilogue)});
-}
+// Whether the gated epilogues can be put behind the products of a weight of so many columns.
+OCTAVO_EXPORT int32_t octavo_linear_bf16_takes_gate(int64_t out_features) { return takes_gate(out_features); }
 
 // x is [rows, in], out [rows, out] or half as wide, both contiguous, bfloat16 or, by its epilogue, float32.
 OCTAVO_EXPORT void octavo_linear_bf16(const Weight* weight, const bf16* x, void* out, int64_t rows, int32_t epilogue) {
   multiply(Call{weight, x, out, rows, static_cast<Epilogue>(epilogue)});
+}
+
+// tokens is [rows], finite [rows]: the column of the highest product, the first of equals, and whether all were finite.
+// There are no more than 2^24 columns.
+OCTAVO_EXPORT void octavo_linear_bf16_likeliest(const Weight* weight, const bf16* x, int64_t* tokens, uint8_t* finite,
+                                                int64_t rows) {
+  static thread_local std::unique_ptr<Likeliest[]> found;
+  static thread_local int64_t room = 0;
+  if (room < rows) {
+    found = std::make_unique<Likeliest[]>(static_cast<size_t>(rows));
+    room = rows;
+  }
+  for (int64_t row = 0; row < rows; ++row) found[row].begin();
+  multiply(Call{weight, x, found.get(), rows, kLikeliest});
+  for (int64_t row = 0; row < rows; ++row) {
+    tokens[row] = found[row].column();
+    finite[row] = found[row].is_finite();
+  }
 }
 
 // Rows of the weight, [count, in].

@@ -64,12 +64,12 @@ struct Panels {
 };
 
 // The tile that a number names must be known when this is compiled.
-#define OCTAVO_ADD_PANEL(number)                  \
-  if constexpr (P > number) {                     \
+#define OCTAVO_ADD_PANEL(number)                                  \
+  if constexpr (P > number) {                                     \
     const uint32_t* const w = panels.at[number] + k * kStepWords; \
-    fetch_ahead(w);                               \
-    _tile_loadd(7, w, kPanel * 4);                \
-    _tile_dpbf16ps(number, 6, 7);                 \
+    fetch_ahead(w);                                               \
+    _tile_loadd(7, w, kPanel * 4);                                \
+    _tile_dpbf16ps(number, 6, 7);                                 \
   }
 #define OCTAVO_EACH_PANEL(action) action(0) action(1) action(2) action(3) action(4) action(5)
 #define OCTAVO_CLEAR_PANEL(number) \
@@ -261,7 +261,7 @@ bf16* tiles_for(int64_t elements) {
 }
 
 // A gate's columns and those it is for begin with a panel each.
-bool takes(const Call& call) { return !call.is_gated() || call.weight->out_features % (2 * kPanel) == 0; }
+bool takes_gate(int64_t out_features) { return out_features % (2 * kPanel) == 0; }
 
 void multiply(const Call& call) {
   const Weight& weight = *call.weight;
@@ -278,6 +278,7 @@ void multiply(const Call& call) {
     const uint8_t rows = static_cast<uint8_t>(call.rows);
     on_team([&] {
       const TilesInUse in_use(TileRows{rows, rows, rows, rows, rows, rows, rows, 16});
+      const Part part(call);
       int64_t begin, end;
       while (shares.take(&begin, &end)) few_rows<kStreams>(call, a, begin, end);
     });
@@ -291,6 +292,7 @@ void multiply(const Call& call) {
     bf16* const tiles = tiles_for(count * kTileRows * stride);
     fill_tiles(call, tiles, 2, 0, count);
     const TilesInUse in_use;
+    const Part part(call);
     do {
       many_rows(call, tiles, begin, end);
     } while (shares.take(&begin, &end));

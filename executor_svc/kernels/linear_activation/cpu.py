@@ -30,9 +30,8 @@ def make_linear_activation(library: NativeLibrary) -> LinearActivation:
     }
 
     def linear_activation(linear: Linear, x: Tensor, epilogue: Epilogue) -> Tensor:
-        if isinstance(linear, NativeLinear) and (activated := linear.activated(x, epilogue)) is not None:
-            return activated
-        return activations[epilogue](linear(x))
+        activated = linear.activated(x, epilogue) if isinstance(linear, NativeLinear) else None
+        return activations[epilogue](linear(x)) if activated is None else activated
 
     return linear_activation
 
