@@ -53,7 +53,7 @@ class LoadedModel(Protocol):
         """Give the logits, a new float32 [N, vocab_size], of hidden [N, hidden]."""
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Give the tokens of the highest logits, int64 [N], and which rows are finite, bool [N]; None: see them first."""
+        """Give the tokens of the highest logits, int64 [N], and which rows are finite, bool [N], as CausalLM does."""
 
 
 def load_model(

@@ -82,7 +82,7 @@ class TransformersLM:
         logits: Tensor = self._head(input_ids=ids, use_cache=False).logits[0].float()
         return logits
 
-    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002 - what the others take
         """None: what the model's code does behind its layers gives logits."""
         return None
 
