@@ -1,6 +1,6 @@
 """What the nodes of a graph call. An op is a name and a shape; what computes it is bound when the graph is compiled.
 
-Called with proxies an op becomes a node, so a model is captured by running its code once. Shapes are those of one token:
+Called with proxies an op becomes a node: a model is captured by running its code once. Shapes are those of one token:
 (576,) is [T, 576], and a token's heads are (9, 64).
 """
 
@@ -18,11 +18,11 @@ Shape = tuple[int, ...]
 class Op:
     """A leaf of the graph.
 
-    `field`: of KernelSet, what computes it; `function`: what does where no set has it. Neither: `text` alone. `text`: the call as source, a format over the
-    arguments; without one the field is called with all of them. `shape`: of the result, from the arguments, tensors
-    given by their shapes and parameters as they are. `mutates`: the argument that is changed and whose memory the result
-    lies in, where there is one; `keeps`: an argument that is changed and stays beside the result.
-    `scratch`: what the op takes beside its result while it runs, given as the shape is.
+    `shape`: of the result, from the arguments, tensors given by their shapes and parameters as they are. `field`: of
+    KernelSet, what computes it; `function`: what does where no set has it. Neither: `text` alone, the call as source, a
+    format over the arguments and the function `f`; without one the function is called with all of them. `mutates`: the
+    argument that is changed and whose memory the result lies in, where there is one; `keeps`: an argument that is changed
+    and stays beside the result. `scratch`: what the op takes beside its result while it runs, given as the shape is.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ def _fuse(graph: ModelGraph, write: fx.Node, attend: fx.Node | None) -> bool:
     parts = [_part(each) for each in (query, key, value)]
     if cos is None or any(part is None for part in parts):
         return False
-    (qkv, start, middle), (of_key, behind, stop), (of_value, last, end) = parts  # type: ignore[misc]
+    (qkv, start, middle), (of_key, behind, stop), (of_value, last, end) = parts
     width = shape_of(qkv)[0]
     if not (qkv is of_key is of_value and (start, behind, last, end) == (0, middle, stop, width)):
         return False
