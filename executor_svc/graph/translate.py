@@ -204,7 +204,9 @@ class _Translator:
             if of is None or self._tensor(weight) is None:
                 return None
             return _Value(ops.rms_norm(of, self._parameter(weight), eps), WIDE)
-        source = aten.gelu_new(node, isclose_sqrt=lambda value: isclose(value, sqrt(2 / 3.141592653589793), rel_tol=1e-6))
+        source = aten.gelu_new(
+            node, isclose_sqrt=lambda value: isclose(value, sqrt(2 / 3.141592653589793), rel_tol=1e-6)
+        )
         if source is not None:
             of = self._of(source)
             return None if of is None else _Value(ops.gelu(of, True), WIDE)

@@ -106,9 +106,7 @@ def capture_layers(model: Any, config: KVShape) -> tuple[fx.Graph, dict[str, Ten
     return exported.graph, tensors, translate(exported.graph, tensors, context.op, cache, config.num_layers)
 
 
-def compile_layers(
-    model: Any, config: KVShape, kernels: KernelSet, passes: Sequence[Pass]
-) -> GraphLayers | None:
+def compile_layers(model: Any, config: KVShape, kernels: KernelSet, passes: Sequence[Pass]) -> GraphLayers | None:
     """Return a model's layers as a compiled graph; None where they cannot be one, which the log tells.
 
     The model's own linear layers stay as they are: see `release`.
