@@ -2,15 +2,15 @@
 
     python bench/fusion.py --json OUT [--pairs N] [--threads N] [--models gpt2,llama] [--without-torch-compile]
 
-Two models of random bfloat16 weights in the shapes of GPT-2 (124M) and SmolLM2-135M (`llama`), each loaded twice, all passes
-off and all passes on, with the same kernel set: the linear layers are computed by the same kernels on both sides. A step
-is one token of each of 1 or 32 rows with 512 tokens of context, from the embedding to the logits; both sides are recorded
-as programs, as they are when served. Steps of the two sides alternate, who is first alternates too, and a figure is the
-median over the pairs of 1 - on / off.
+Two models of random bfloat16 weights in the shapes of GPT-2 (124M) and SmolLM2-135M (`llama`), each loaded twice, all
+passes off and all passes on, with the same kernel set: linear layers are computed by the same kernels on both sides.
+A step is one token of each of 1 or 32 rows with 512 tokens of context, from the embedding to the logits; both sides are
+recorded as programs, as they are when served. Steps of the two sides alternate, who is first alternates too, and a
+figure is the median over the pairs of 1 - on / off.
 
-torch.compile (Inductor) is measured in the same pairs, on the unfused graph: linear layers, attention and the write of
-keys and values are the same kernels, all between them is its own. What share of a step lies outside the linear layers is
-measured on sides whose ops are timed one by one, and so is what each kind of op takes on each side.
+torch.compile (Inductor) is measured in the same way, on the unfused graph: linear layers, attention and the write of
+keys and values are the same kernels, all between them is its own. What share of a step lies outside the linear layers
+is measured with ops timed one by one, and so is what each kind of op takes on each side.
 
 Memory is that of the intermediates of a 512-token chunk, weights and KV excluded, counted as tensors are made and go:
 with all passes off (`kept`: nothing is given back before the step ends), with all off but `liveness` (`freed`: each

@@ -1,4 +1,4 @@
-"""Counting what tensors take: each storage that torch makes in a call, from when it is there until its last tensor goes."""
+"""Counting what tensors take: each storage that is made in a call, from when it is there until its last tensor goes."""
 
 from __future__ import annotations
 

@@ -86,10 +86,11 @@ class RandomCheckpoint:
 
 
 def make_model(
-    shape: str, kernels: KernelSet, passes: Sequence[Pass], shapes: Mapping[str, Mapping[str, Any]] = SHAPES
+    shape: str, kernels: KernelSet, passes: Sequence[Pass], shapes: Mapping[str, Mapping[str, Any]] | None = None
 ) -> CausalLM:
-    """Load a model in bfloat16."""
-    return load_checkpoint(RandomCheckpoint.of(shapes[shape]), torch.bfloat16, CPU, kernels, passes=passes)
+    """Load a model in bfloat16. `shapes`: in the place of SHAPES."""
+    config = (shapes or SHAPES)[shape]
+    return load_checkpoint(RandomCheckpoint.of(config), torch.bfloat16, CPU, kernels, passes=passes)
 
 
 @dataclass(frozen=True)

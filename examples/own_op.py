@@ -5,7 +5,7 @@ In Gemma 2, Gemma 3 and other models each sublayer's output is normed before it 
     h = rms_norm(x, inner) + residual;  y = rms_norm(h, outer)
 
 Octavo fuses the sum with the second norm. This op does all three in one pass over a row. Serve with it by
-`octavo up MODEL --ops examples.own_op`; what it matches in a model is shown by `octavo graph MODEL --ops examples.own_op`.
+`octavo up MODEL --ops examples.own_op`; what it matches is shown by `octavo graph MODEL --ops examples.own_op`.
 """
 
 from __future__ import annotations

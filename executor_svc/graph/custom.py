@@ -35,7 +35,7 @@ class CustomOpError(ValueError):
 class CustomOp:
     """An operator: what it replaces, what it computes, and how fast.
 
-    `reference`, the versions and `pattern` take the same arguments, and give a tensor or a tuple of tensors, all new. The
+    `reference`, the versions and `pattern` take the same arguments, and give a tensor or a tuple of them, all new. The
     pattern is made of executor_svc.graph.ops; its inputs may stand for tensors and for numbers.
     """
 

@@ -1,7 +1,7 @@
 """From a graph that torch.export made of somebody else's model to one of plain ops.
 
-What lies between token ids and the first hidden states, and the rotary angles, stay as they are: the prologue. Behind it
-every node must be part of something that is known here; NotTranslatableError names the first that is not.
+What lies between token ids and the first hidden states, and the rotary angles, stay as they are: the prologue. Behind
+it every node must be part of something that is known here; NotTranslatableError names the first that is not.
 
 torch.export gives one flat graph of aten ops over [1, T, ...]. Composite code, such as a RMSNorm or a GELU written out,
 is recognized by its last op.
@@ -167,7 +167,7 @@ class _Translator:
         return None if x is None or weight is None else self._product(x, str(node.args[2]), weight.T, bias)
 
     def _layer_norm(self, node: fx.Node) -> _Value | None:
-        x, shape, weight, *rest = node.args
+        _, shape, weight, *rest = node.args
         bias = rest[0] if rest else None
         eps = rest[1] if len(rest) > 1 else 1e-5
         if self._tensor(weight) is None or len(shape) != 1:  # type: ignore[arg-type]

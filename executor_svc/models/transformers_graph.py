@@ -68,8 +68,7 @@ class GraphLayers:
             self._body = self._kernels.record(partial(self._run, kv_cache))
         hidden, *angles = self._prologue(*self._arguments, token_ids[None], metadata.positions[None])
         inputs = [hidden[0].contiguous(), metadata.slot_mapping]
-        for angle in angles:
-            inputs.append(angle[0, :, : angle.shape[-1] // 2].float().contiguous())
+        inputs.extend(angle[0, :, : angle.shape[-1] // 2].float().contiguous() for angle in angles)
         none = torch.empty((len(token_ids), 0), device=token_ids.device)
         inputs.extend((none, none))
         return self._body(inputs, self._kernels.plan_attention(metadata, kv_cache.block_size))
@@ -154,7 +153,7 @@ def capture_described(path: Path) -> tuple[str, ModelGraph]:
 def _prologue(
     exported: fx.Graph, tensors: dict[str, Tensor], translated: Translated
 ) -> tuple[fx.GraphModule, list[Tensor]]:
-    """Return a function of some parameters, ids and positions that gives the inputs of the graph, and the parameters."""
+    """Return a function of some parameters, ids and positions that gives a graph's inputs, and the parameters."""
     wanted = [translated.hidden, *(node for pair in translated.angles for node in pair)]
     needed: set[fx.Node] = set()
     todo = list(wanted)

@@ -1,9 +1,9 @@
 """Any other causal language model that transformers can load: its own modelling code over Octavo's paged memory.
 
 Its layers are captured as a graph, fused, and run by the kernel set (transformers_graph.py), where all that they do is
-known; else as that code has them, which is slower: nothing is fused, weights are not packed. What cannot run is refused before it
-serves: on the meta device, where nothing is computed, or by a check of the loaded model that its output depends on
-nothing but a sequence's own tokens.
+known; else as that code has them, which is slower: nothing is fused, weights are not packed. What cannot run is refused
+before it serves: on the meta device, where nothing is computed, or by a check of the loaded model that its output
+depends on nothing but a sequence's own tokens.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     write_kv(rotary(k, cos, sin), v, ...); attention(plan, rotary(q, cos, sin), ...)
     ->   q = rotary_write_kv(qkv, cos, sin, ...); attention(plan, q, ...)
 
-Both are turned by the same angles or neither is, which turns by the empty angles that such a model has among its inputs.
+Both are turned by the same angles, or neither is: then by the empty angles that such a model has among its inputs.
 """
 
 from __future__ import annotations
