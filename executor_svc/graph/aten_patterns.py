@@ -67,10 +67,10 @@ def prologue_of(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def skip_casts(node: fx.Node) -> fx.Node:
+def skip_casts(node: Any) -> Any:
     """Return what a node is but for its type, and for a dropout that does nothing."""
     while name_of(node) in _CASTS:
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
     return node
 
 
@@ -99,68 +99,68 @@ def rotary_angles(graph: fx.Graph, prologue: frozenset[fx.Node]) -> list[tuple[f
     return pairs
 
 
-def rotary(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+def rotary(node: Any) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """x * cos + cat(-second half of x, first half) * sin, for heads [1, heads, T, size]. Returns x, cos and sin."""
     if name_of(node) != "aten.add.Tensor":
         return None
     plain, crossed = node.args[:2]
     if not _calls(plain, "aten.mul.Tensor") or not _calls(crossed, "aten.mul.Tensor"):
         return None
-    x, cos = plain.args  # type: ignore[union-attr]
-    halves, sin = crossed.args  # type: ignore[union-attr]
-    parts: Any = halves.args[0] if _calls(halves, "aten.cat.default") else ()  # type: ignore[union-attr]
+    x, cos = plain.args
+    halves, sin = crossed.args
+    parts: Any = halves.args[0] if _calls(halves, "aten.cat.default") else ()
     if len(parts) != 2 or not _calls(parts[0], "aten.neg.default"):
         return None
     second, first = parts[0].args[0], parts[1]
     if not all(_calls(each, "aten.slice.Tensor") and each.args[0] is x for each in (first, second)):
         return None
-    half = x.meta["val"].shape[-1] // 2  # type: ignore[union-attr]
+    half = x.meta["val"].shape[-1] // 2
     if first.args[1:] != (3, 0, half) or second.args[1:3] != (3, half):
         return None
-    angles = [each.args[0] for each in (cos, sin) if _calls(each, "aten.unsqueeze.default") and each.args[1] == 1]  # type: ignore[union-attr]
-    return (x, *angles) if len(angles) == 2 else None  # type: ignore[return-value]
+    angles = [each.args[0] for each in (cos, sin) if _calls(each, "aten.unsqueeze.default") and each.args[1] == 1]
+    return (x, *angles) if len(angles) == 2 else None
 
 
-def rms_norm(node: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:
+def rms_norm(node: Any) -> tuple[fx.Node, fx.Node, float] | None:
     """weight * (x / sqrt(mean(x^2) + eps)), the norm in float32. Returns x, weight and eps."""
     for weight, normed in (node.args, node.args[::-1]):
         inner = skip_casts(normed) if isinstance(normed, fx.Node) else None
         if not _calls(inner, "aten.mul.Tensor"):
             continue
-        x, root = inner.args  # type: ignore[union-attr]
+        x, root = inner.args
         if not _calls(root, "aten.rsqrt.default"):
             continue
-        total = root.args[0]  # type: ignore[union-attr]
-        mean = total.args[0] if _calls(total, "aten.add.Tensor") else None  # type: ignore[union-attr]
-        square = mean.args[0] if _calls(mean, "aten.mean.dim") and mean.args[1:] == ([-1], True) else None  # type: ignore[union-attr]
-        if not _calls(square, "aten.pow.Tensor_Scalar") or square.args != (x, 2):  # type: ignore[union-attr]
+        total = root.args[0]
+        mean = total.args[0] if _calls(total, "aten.add.Tensor") else None
+        square = mean.args[0] if _calls(mean, "aten.mean.dim") and mean.args[1:] == ([-1], True) else None
+        if not _calls(square, "aten.pow.Tensor_Scalar") or square.args != (x, 2):
             continue
-        eps = total.args[1]  # type: ignore[union-attr]
-        return _narrow(x), weight, float(eps)  # type: ignore[arg-type, return-value]
+        eps = total.args[1]
+        return _narrow(x), weight, float(eps)
     return None
 
 
-def _narrow(x: fx.Node) -> fx.Node:
+def _narrow(x: Any) -> Any:
     """Return what was widened for a norm."""
-    return x.args[0] if name_of(x) == "aten.to.dtype" else x  # type: ignore[return-value]
+    return x.args[0] if name_of(x) == "aten.to.dtype" else x
 
 
-def gelu_new(node: fx.Node, isclose_sqrt: Callable[[float], bool]) -> fx.Node | None:
+def gelu_new(node: Any, isclose_sqrt: Callable[[float], bool]) -> fx.Node | None:
     """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))). Returns x."""
     half, outer = node.args
-    if not _calls(half, "aten.mul.Tensor") or half.args[1] != 0.5 or not _calls(outer, "aten.add.Tensor"):  # type: ignore[union-attr]
+    if not _calls(half, "aten.mul.Tensor") or half.args[1] != 0.5 or not _calls(outer, "aten.add.Tensor"):
         return None
-    x, (tanh, one) = half.args[0], outer.args  # type: ignore[union-attr]
-    scaled = tanh.args[0] if _calls(tanh, "aten.tanh.default") and one == 1.0 else None  # type: ignore[union-attr]
-    if not _calls(scaled, "aten.mul.Tensor") or not isclose_sqrt(scaled.args[1]):  # type: ignore[union-attr, arg-type]
+    x, (tanh, one) = half.args[0], outer.args
+    scaled = tanh.args[0] if _calls(tanh, "aten.tanh.default") and one == 1.0 else None
+    if not _calls(scaled, "aten.mul.Tensor") or not isclose_sqrt(scaled.args[1]):
         return None
-    total = scaled.args[0]  # type: ignore[union-attr]
-    cubic = total.args[1] if _calls(total, "aten.add.Tensor") and total.args[0] is x else None  # type: ignore[union-attr]
-    if not _calls(cubic, "aten.mul.Tensor") or cubic.args[1] != 0.044715:  # type: ignore[union-attr]
+    total = scaled.args[0]
+    cubic = total.args[1] if _calls(total, "aten.add.Tensor") and total.args[0] is x else None
+    if not _calls(cubic, "aten.mul.Tensor") or cubic.args[1] != 0.044715:
         return None
-    cube = cubic.args[0]  # type: ignore[union-attr]
-    matches = _calls(cube, "aten.pow.Tensor_Scalar") and cube.args == (x, 3.0)  # type: ignore[union-attr]
-    return x if matches else None  # type: ignore[return-value]
+    cube = cubic.args[0]
+    matches = _calls(cube, "aten.pow.Tensor_Scalar") and cube.args == (x, 3.0)
+    return x if matches else None
 
 
 def first_unknown(output: fx.Node, known: Mapping[fx.Node, Any], prologue: frozenset[fx.Node]) -> str:

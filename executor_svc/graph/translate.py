@@ -86,7 +86,7 @@ class _Translator:
             [capture.input(f"{kind}_cache_{index}", cache) for index in range(num_layers)] for kind in ("key", "value")
         ]
         self._cache = cache
-        self._rules: dict[str, Callable[[fx.Node], _Value | None]] = {
+        self._rules: dict[str, Callable[[Any], _Value | None]] = {
             "aten.linear.default": self._linear,
             "aten.addmm.default": self._addmm,
             "aten.layer_norm.default": self._layer_norm,
@@ -147,7 +147,7 @@ class _Translator:
     def _tensor(self, node: Any) -> Tensor | None:
         return self._parameters.get(node.name) if isinstance(node, fx.Node) and node.op == "placeholder" else None
 
-    def _parameter(self, node: fx.Node) -> Any:
+    def _parameter(self, node: Any) -> Any:
         return self._capture.parameter(node.name, self._parameters[node.name])
 
     def _wide(self, op: ops.Op, node: fx.Node, *others: Any) -> _Value | None:
@@ -157,28 +157,28 @@ class _Translator:
     def _product(self, x: Any, name: str, weight: Tensor, bias: Tensor | None) -> _Value:
         return _Value(ops.linear(x, self._capture.parameter(name, TensorLinear(weight, bias))), WIDE)
 
-    def _linear(self, node: fx.Node) -> _Value | None:
+    def _linear(self, node: Any) -> _Value | None:
         x, weight = self._of(node.args[0]), self._tensor(node.args[1])
         bias = self._tensor(node.args[2]) if len(node.args) > 2 and node.args[2] is not None else None
         return None if x is None or weight is None else self._product(x, str(node.args[1]), weight, bias)
 
-    def _addmm(self, node: fx.Node) -> _Value | None:
+    def _addmm(self, node: Any) -> _Value | None:
         bias, x, weight = self._tensor(node.args[0]), self._of(node.args[1]), self._tensor(node.args[2])
         return None if x is None or weight is None else self._product(x, str(node.args[2]), weight.T, bias)
 
-    def _layer_norm(self, node: fx.Node) -> _Value | None:
+    def _layer_norm(self, node: Any) -> _Value | None:
         _, shape, weight, *rest = node.args
         bias = rest[0] if rest else None
         eps = rest[1] if len(rest) > 1 else 1e-5
-        if self._tensor(weight) is None or len(shape) != 1:  # type: ignore[arg-type]
+        if self._tensor(weight) is None or len(shape) != 1:
             return None
-        given = None if bias is None else self._parameter(bias)  # type: ignore[arg-type]
-        return self._wide(ops.layer_norm, node, self._parameter(weight), given, eps)  # type: ignore[arg-type]
+        given = None if bias is None else self._parameter(bias)
+        return self._wide(ops.layer_norm, node, self._parameter(weight), given, eps)
 
-    def _gelu(self, node: fx.Node) -> _Value | None:
+    def _gelu(self, node: Any) -> _Value | None:
         return self._wide(ops.gelu, node, node.kwargs.get("approximate", "none") == "tanh")
 
-    def _add(self, node: fx.Node) -> _Value | None:
+    def _add(self, node: Any) -> _Value | None:
         turned = aten.rotary(node)
         if turned is not None:
             return self._turn(*turned)
@@ -192,7 +192,7 @@ class _Translator:
             return None
         return _Value(ops.rotary(x, *self._turns[self._angles.index(angles)]), HEADS_FIRST)
 
-    def _mul(self, node: fx.Node) -> _Value | None:
+    def _mul(self, node: Any) -> _Value | None:
         x, y = node.args
         if isinstance(y, (int, float)):
             value = self._value(x)
@@ -213,41 +213,41 @@ class _Translator:
         first, second = self._of(x), self._of(y)
         return None if first is None or second is None else _Value(ops.multiply(first, second), WIDE)
 
-    def _getitem(self, node: fx.Node) -> _Value | None:
+    def _getitem(self, node: Any) -> _Value | None:
         source, index = node.args
         if aten.name_of(source) != "aten.split.Tensor":
             return None
-        x, size = self._of(source.args[0]), source.args[1]  # type: ignore[union-attr]
-        if x is None or len(source.args) < 3 or source.args[2] not in (2, -1):  # type: ignore[union-attr]
+        x, size = self._of(source.args[0]), source.args[1]
+        if x is None or len(source.args) < 3 or source.args[2] not in (2, -1):
             return None
         return _Value(ops.columns(x, index * size, (index + 1) * size), WIDE)
 
-    def _view(self, node: fx.Node) -> _Value | None:
+    def _view(self, node: Any) -> _Value | None:
         """Split the last dimension into heads, join them, or leave it alone."""
         value = self._value(node.args[0])
         if value is None:
             return None
         shape = node.meta["val"].shape
-        before = node.args[0].meta["val"].shape  # type: ignore[union-attr]
+        before = node.args[0].meta["val"].shape
         if value.layout == WIDE and len(shape) == 4 and shape[0] == 1:
             return replace(value, proxy=ops.heads(value.proxy, int(shape[-1])), layout=HEADS)
         if value.layout == HEADS and len(shape) in (2, 3):
             return replace(value, proxy=ops.flat(value.proxy), layout=WIDE)
         return value if value.layout == WIDE and len(shape) in (2, 3) and shape[-1] == before[-1] else None
 
-    def _transpose(self, node: fx.Node) -> _Value | None:
+    def _transpose(self, node: Any) -> _Value | None:
         value = self._value(node.args[0])
-        if value is None or value.layout == WIDE or sorted(node.args[1:]) != [1, 2]:  # type: ignore[type-var]
+        if value is None or value.layout == WIDE or sorted(node.args[1:]) != [1, 2]:
             return None
         return replace(value, layout=HEADS if value.layout == HEADS_FIRST else HEADS_FIRST)
 
-    def _same(self, node: fx.Node) -> _Value | None:
+    def _same(self, node: Any) -> _Value | None:
         source = node.args[0]
         value = self._value(source)
-        kept = value is not None and node.meta["val"].dtype == source.meta["val"].dtype  # type: ignore[union-attr]
+        kept = value is not None and node.meta["val"].dtype == source.meta["val"].dtype
         return value if kept else None
 
-    def _attend(self, node: fx.Node) -> _Value | None:
+    def _attend(self, node: Any) -> _Value | None:
         *sources, layer, scale, window, soft_cap = node.args
         values = [self._value(each) for each in sources]
         if any(each is None or each.layout != HEADS_FIRST for each in values):
@@ -258,10 +258,10 @@ class _Translator:
         assert value is not None
         if value.factor != 1.0 or ops.shape_of(value.proxy.node) != self._cache:
             return None
-        caches = [kind[layer] for kind in self._caches]  # type: ignore[index]
+        caches = [kind[layer] for kind in self._caches]
         ops.write_kv(key.proxy, value.proxy, self._slots, *caches)
         # What the model multiplies queries by, the scores are multiplied by.
         if key.factor != 1.0:
             return None
-        settings = (float(scale) * query.factor, window, soft_cap)  # type: ignore[arg-type]
+        settings = (float(scale) * query.factor, window, soft_cap)
         return _Value(ops.attention(self._plan, query.proxy, *caches, *settings), HEADS)

@@ -28,9 +28,9 @@ def run(graph: ModelGraph) -> int:
     count = 0
     for node in graph.calls(gelu, relu, silu_and_mul, gelu_and_mul):
         product, *form = node.args
-        if is_call(product, linear) and len(product.users) == 1:  # type: ignore[union-attr]
+        if is_call(product, linear) and len(product.users) == 1:
             epilogue = _EPILOGUES[(node.target, *form)]
-            fused = call_before(graph, node, linear_activation, *product.args, epilogue)  # type: ignore[union-attr]
+            fused = call_before(graph, node, linear_activation, *product.args, epilogue)
             replace(graph, node, fused)
             count += 1
     return count

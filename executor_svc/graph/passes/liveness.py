@@ -52,7 +52,7 @@ def last_reads(graph: ModelGraph) -> dict[fx.Node, list[fx.Node]]:
             # What was made in place goes by the name of its base; a view has its own, and holds its base's memory.
             named = taken
             while isinstance(named.target, Op) and named.target.mutates is not None:
-                named = named.args[named.target.mutates]  # type: ignore[assignment]
+                named = named.args[named.target.mutates]
             if named.op == "call_function" and named not in kept:
                 last[named] = node
     reads: dict[fx.Node, list[fx.Node]] = {}

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx
-
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.ops import attention, columns, heads, is_call, rotary, rotary_write_kv, shape_of, write_kv
 from executor_svc.graph.passes.base import Pass, call_before, erase
@@ -27,12 +25,12 @@ def run(graph: ModelGraph) -> int:
     return sum(_fuse(graph, write, attends.get(write.args[3])) for write in graph.calls(write_kv))
 
 
-def _fuse(graph: ModelGraph, write: fx.Node, attend: fx.Node | None) -> bool:
+def _fuse(graph: ModelGraph, write: Any, attend: Any) -> bool:
     key, value, slots, key_cache, value_cache = write.args
     if attend is None or attend.args[2:4] != (key_cache, value_cache):
         return False
     query = attend.args[1]
-    angles = [each.args[1:] if is_call(each, rotary) else None for each in (query, key)]  # type: ignore[union-attr]
+    angles = [each.args[1:] if is_call(each, rotary) else None for each in (query, key)]
     if angles[0] != angles[1]:
         return False
     cos, sin = angles[0] or (graph.input(NO_COS), graph.input(NO_SIN))
@@ -48,7 +46,7 @@ def _fuse(graph: ModelGraph, write: fx.Node, attend: fx.Node | None) -> bool:
     taken = (*write.args[:2], query)
     graph.nodes.erase_node(write)
     for each in taken:
-        erase(graph, each)  # type: ignore[arg-type]
+        erase(graph, each)
     return True
 
 

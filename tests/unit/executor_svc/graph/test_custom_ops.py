@@ -1,4 +1,4 @@
-"""Custom operators: found, checked against their references when they are loaded, run in the place of what they match."""
+"""Custom operators: found, checked against their references at load, and run in the place of what they match."""
 
 from __future__ import annotations
 

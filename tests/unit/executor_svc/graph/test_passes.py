@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from graph_models import load, logits_of, plain_graph, saved_folder
 from model_variations import FIRSTS, Variation
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""`octavo models`, `octavo inspect`, `octavo graph` and `octavo export`, by way of the executor's package as a process."""
+"""`octavo models`, `inspect`, `graph` and `export`, by way of the executor's package as a process."""
 
 from __future__ import annotations
 
