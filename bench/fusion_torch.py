@@ -67,6 +67,10 @@ class _Linear:
             return result
         return torch.ops.octavo_fusion.linear(x, self._number)  # type: ignore[no-any-return]
 
+    def logits(self, x: Tensor) -> Tensor:
+        result: Tensor = self._linear.logits(x)
+        return result
+
     def weight_rows(self, indices: Tensor) -> Tensor:
         result: Tensor = self._linear.weight_rows(indices)
         return result
