@@ -202,6 +202,7 @@ def _take_graph(
         logger.error("the graph of the layers does not compute what their code does", extra={"fields": fields})
         return
     release(model, layers.replaced)
+    layers.replaced = ()
 
 
 def _open_config(path: Path) -> Any:

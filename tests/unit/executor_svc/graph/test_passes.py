@@ -88,13 +88,9 @@ def _forget_residual(graph: ModelGraph, op: ops.Op) -> None:
         replace(graph, node, call_before(graph, node, norm, x, *others))
 
 
-def _overwrite_what_is_read(graph: ModelGraph) -> None:
-    """A sum in the place of a value that is read again."""
+def _one_summand_twice(graph: ModelGraph) -> None:
     for node in graph.calls(ops.add_to):
-        x, y = node.args
-        replace(graph, node, call_before(graph, node, ops.add_to, y, x))
-    for node in graph.calls(ops.scale):
-        node.update_arg(1, 2.0)
+        node.args = (node.args[1], node.args[1])
 
 
 def _share_what_lives(graph: ModelGraph) -> None:
@@ -115,7 +111,7 @@ WRONG: dict[str, tuple[str, Callable[[ModelGraph], None]]] = {
     "linear_activation": ("GPT-2", lambda graph: _other(graph, ops.linear_activation, 2, "gelu")),
     "add_rms_norm": ("Llama", lambda graph: _forget_residual(graph, ops.add_rms_norm)),
     "add_layer_norm": ("GPT-2", lambda graph: _forget_residual(graph, ops.add_layer_norm)),
-    "in_place": ("GPT-NeoX", _overwrite_what_is_read),
+    "in_place": ("GPT-NeoX", _one_summand_twice),
     "liveness": ("Llama", _share_what_lives),
 }
 """By pass: a family, and what is done to the graph behind the pass."""
@@ -143,7 +139,7 @@ def test_a_wrong_rewrite_is_caught(root: Path, name: str) -> None:
     assert not _differ(logits_of(load(folder, one, kernels, PASSES[:place])), expected)
     try:
         given = logits_of(load(folder, one, kernels, passes))
-    except (UnboundLocalError, NameError, RuntimeError):
+    except Exception:  # names and shapes no longer fit one another
         return
     assert _differ(given, expected)
 
