@@ -22,8 +22,8 @@ def fingerprint(
 ) -> str:
     """Give a lower-case hex sha256. Executors of equal fingerprint compute the same numbers from the same inputs.
 
-    `kernels` is the set's build; `passes`: of the model's graph, by name: a fused op may round where others do not. The features libraries choose their code by, and the version of torch, are this
-    process's own.
+    `kernels` is the set's build; `passes`: of the model's graph, by name: a fused op may round where others do not. The
+    features libraries choose their code by, and the version of torch, are this process's own.
     """
     parts = {
         "model_revision": model_revision,

@@ -25,7 +25,6 @@ class CompiledGraph:
 
     def __init__(self, graph: ModelGraph, kernels: KernelSet, parameters: Mapping[str, Any]) -> None:
         """`parameters`: by name, what is passed to the ops: packed linear layers, tensors. KeyError where one lacks."""
-        self.graph = graph
         writer = _Writer(graph, kernels, parameters)
         self.source = writer.source()
         """The function, as it is run."""
@@ -87,8 +86,8 @@ class _Writer:
 
     def _function(self, op: Op) -> str:
         if op not in self._functions:
-            self._functions[op] = f"f_{op.name}"
-            self.names[f"f_{op.name}"] = getattr(self._kernels, op.field) if op.field else op.function
+            name = self._functions[op] = f"f{len(self.names)}_{op.name}"
+            self.names[name] = getattr(self._kernels, op.field) if op.field else op.function
         return self._functions[op]
 
     def _argument(self, value: Any) -> str:

@@ -20,6 +20,7 @@ from executor_svc.graph.matching import Match, Pattern, find_matches
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.native_op import Cpp, Cuda, NativeOpError
 from executor_svc.graph.ops import Op, Shape, shape_of
+from executor_svc.graph.optimize import PASS_NAMES
 from executor_svc.graph.passes.base import Pass, erase
 from executor_svc.kernels import KernelSet
 
@@ -35,8 +36,8 @@ class CustomOpError(ValueError):
 class CustomOp:
     """An operator: what it replaces, what it computes, and how fast.
 
-    `reference`, the versions and `pattern` take the same arguments, and give a tensor or a tuple of tensors, all of them
-    new. The pattern is made of executor_svc.graph.ops; its inputs may stand for tensors and for numbers.
+    `reference`, the versions and `pattern` take the same arguments, and give a tensor or a tuple of them, all new. The
+    pattern is made of executor_svc.graph.ops; its inputs may stand for tensors and for numbers.
     """
 
     name: str
@@ -70,8 +71,8 @@ def load_ops(module: str) -> tuple[CustomOp, ...]:
         raise CustomOpError(f"{module} has no list OPS of CustomOp")
     names = [op.name for op in ops]
     for name in names:
-        if not name.isidentifier() or names.count(name) > 1:
-            raise CustomOpError(f"{module}: the op name {name!r} must be an identifier, and of one op alone")
+        if not name.isidentifier() or names.count(name) > 1 or name in PASS_NAMES:
+            raise CustomOpError(f"{module}: the op name {name!r} must be an identifier, of one op alone and of no pass")
     return tuple(ops)
 
 

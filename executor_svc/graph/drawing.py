@@ -39,11 +39,11 @@ def draw(graph: ModelGraph, title: str) -> str:
         for index, node in enumerate(row):
             places[node] = left + index * (WIDTH + ACROSS), 30 + DOWN + depth * (HEIGHT + DOWN)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        "<style>text { font: 11px sans-serif }</style>",
         f"<title>{escape(title)}</title>",
         '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{ACROSS}" y="24" font-size="15">{escape(title)}</text>',
+        f'<text x="{ACROSS}" y="24" style="font-size: 15px">{escape(title)}</text>',
         *(_line(places[taken], at) for node, at in places.items() for taken in node.all_input_nodes if taken in places),
         *(_box(node, at) for node, at in places.items()),
         "</svg>",

@@ -58,7 +58,7 @@ class ModelGraph:
         assert isinstance(result, fx.Node)  # capture
         return result
 
-    def calls(self, *ops: Op) -> Iterator[fx.Node]:
+    def calls(self, *ops: Op) -> Iterator[Any]:
         """Yield the nodes that call one of these ops, or any; a copy of the list, so that passes may change it."""
         for node in list(self.nodes.nodes):
             if node.op == "call_function" and (not ops or node.target in ops):
@@ -74,5 +74,5 @@ def census(graph: ModelGraph) -> Mapping[str, int]:
     """Count the nodes by op."""
     counts: dict[str, int] = {}
     for node in graph.calls():
-        counts[node.target.name] = counts.get(node.target.name, 0) + 1  # type: ignore[union-attr]
+        counts[node.target.name] = counts.get(node.target.name, 0) + 1
     return counts

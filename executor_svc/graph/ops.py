@@ -1,6 +1,6 @@
 """What the nodes of a graph call. An op is a name and a shape; what computes it is bound when the graph is compiled.
 
-Called with proxies an op becomes a node, so a model is captured by running its code once. Shapes are those of one token:
+Called with proxies an op becomes a node: a model is captured by running its code once. Shapes are those of one token:
 (576,) is [T, 576], and a token's heads are (9, 64).
 """
 
@@ -18,11 +18,11 @@ Shape = tuple[int, ...]
 class Op:
     """A leaf of the graph.
 
-    `field`: of KernelSet, what computes it; `function`: what does where no set has it. Neither: `text` alone. `text`: the call as source, a format over the
-    arguments; without one the field is called with all of them. `shape`: of the result, from the arguments, tensors
-    given by their shapes and parameters as they are. `mutates`: the argument that is changed and whose memory the result
-    lies in, where there is one; `keeps`: an argument that is changed and stays beside the result.
-    `scratch`: what the op takes beside its result while it runs, given as the shape is.
+    `shape`: of the result, from the arguments, tensors given by their shapes and parameters as they are. `field`: of
+    KernelSet, what computes it; `function`: what does where no set has it. Neither: `text` alone, the call as source, a
+    format over the arguments and the function `f`; without one the function is called with all of them. `mutates`: the
+    argument that is changed and whose memory the result lies in, where there is one; `keeps`: one that is changed and
+    stays beside the result. `scratch`: what the op takes beside its result while it runs, given as the shape is.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ def scratch_of(node: fx.Node) -> Shape:
 
 
 # Views.
-columns = Op("columns", lambda x, start, stop: (stop - start,), text="{0}[:, {1}:{2}]", is_view=True)
+columns = Op("columns", lambda _, start, stop: (stop - start,), text="{0}[:, {1}:{2}]", is_view=True)
 """Some columns of x [T, width], from `start` up to `stop`."""
 heads = Op("heads", lambda x, size: (x[0] // size, size), text="{0}.view(len({0}), -1, {1})", is_view=True)
 """x [T, width] as heads of `size` elements."""
@@ -123,7 +123,7 @@ flat = Op("flat", lambda x: (prod(x),), text="{0}.flatten(1)", is_view=True)
 """Heads side by side."""
 
 # Plain ops: what a captured model is made of.
-linear = Op("linear", lambda x, weight: (weight.out_features,), text="{1}({0})")
+linear = Op("linear", lambda _, weight: (weight.out_features,), text="{1}({0})")
 rms_norm = Op("rms_norm", _same, field="rms_norm")
 """(x, weight, eps)"""
 layer_norm = Op("layer_norm", _same, field="layer_norm")
@@ -142,7 +142,7 @@ write_kv = Op("write_kv", lambda *_: (), field="write_kv", has_effect=True)
 """(key, value, slot_mapping, key_cache, value_cache)"""
 attention = Op(
     "attention",
-    lambda plan, query, *_: query,
+    lambda _, query, *__: query,
     text="{0}({1}, {2}, {3}, {4}, window={5}, soft_cap={6})",
 )
 """(plan, query, key_cache, value_cache, scale, window, soft_cap): see PagedAttention."""
@@ -154,7 +154,7 @@ norm_query_key = Op("norm_query_key", _same, field="norm_query_key", mutates=0)
 """(qkv, sizes, query weight, key weight, eps)"""
 rotary_write_kv = Op(
     "rotary_write_kv",
-    lambda qkv, cos, sin, slots, cache, _: (qkv[0] // cache[1] - 2 * cache[0], cache[1]),
+    lambda qkv, _, __, ___, cache, ____: (qkv[0] // cache[1] - 2 * cache[0], cache[1]),
     field="rotary_write_kv",
     has_effect=True,
 )

@@ -55,8 +55,8 @@ class PassRun:
 
 
 def choose_passes(text: str, known: Sequence[Pass] = PASSES) -> tuple[Pass, ...]:
-    """Return the passes that a setting asks for, in their order: `all`, `none`, or a list with commas in which NAME adds
-    a pass and -NAME takes it away, beginning with all where it begins with `all` or -NAME, else with none.
+    """Return the passes that a setting asks for, in their order: `all`, `none`, or a list with commas in which NAME
+    adds a pass and -NAME takes it away, beginning with all where it begins with `all` or -NAME, else with none.
 
     ValueError names what is unknown, and the passes there are.
     """

@@ -1,6 +1,6 @@
 """The decoder: embedding, layers, final norm, head. Inference only; the caller enters torch.inference_mode.
 
-All that lies between the embedding and the final norm is a graph, captured plain and fused by passes: executor_svc/graph.
+What lies between the embedding and the final norm is a graph, captured plain and fused by passes: executor_svc/graph.
 """
 
 from __future__ import annotations

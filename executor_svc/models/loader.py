@@ -80,7 +80,7 @@ def load_model(
     # Imported here since few models need it, and it takes seconds.
     from executor_svc.models.transformers_lm import load_transformers_lm
 
-    model = load_transformers_lm(path, dtype, device, kernels, progress, allow_pickle=allow_pickle)
+    model = load_transformers_lm(path, dtype, device, kernels, progress, allow_pickle=allow_pickle, passes=passes)
     _check_vocabulary(prepared, model.config)
     return model
 

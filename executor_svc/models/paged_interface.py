@@ -86,6 +86,41 @@ class PagedContext:
         return attended[None, :, :, :value_width]
 
 
+@torch.library.custom_op("octavo::attend", mutates_args=())
+def attend_exported(
+    query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int, soft_cap: float
+) -> Tensor:
+    """Stands for attention in an exported graph: see PagedContext.attend. Never run."""
+    raise NotImplementedError
+
+
+@attend_exported.register_fake
+def _attend_shape(
+    query: Tensor,
+    key: Tensor,  # noqa: ARG001 - the signature of the op
+    value: Tensor,
+    layer: int,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+    window: int,  # noqa: ARG001
+    soft_cap: float,  # noqa: ARG001
+) -> Tensor:
+    return query.new_empty((1, query.shape[2], query.shape[1], value.shape[-1]))
+
+
+@dataclass
+class ExportContext(PagedContext):
+    """The context of layers that are exported: attention becomes one node."""
+
+    op = torch.ops.octavo.attend.default
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, soft_cap: float
+    ) -> Tensor:
+        """See PagedContext."""
+        result: Tensor = self.op(query, key, value, layer, scale, window, soft_cap)
+        return result
+
+
 def paged_attention_forward(
     module: nn.Module,
     query: Tensor,

@@ -1,15 +1,17 @@
 """Any other causal language model that transformers can load: its own modelling code over Octavo's paged memory.
 
-Slower than a family of Octavo's own: nothing is fused, weights are not packed. What cannot run is refused before it
-serves: on the meta device, where nothing is computed, or by a check of the loaded model that its output depends on
-nothing but a sequence's own tokens.
+Its layers are captured as a graph, fused, and run by the kernel set (transformers_graph.py), where all that they do is
+known; else as that code has them, which is slower: nothing is fused, weights are not packed. What cannot run is refused
+before it serves: on the meta device, where nothing is computed, or by a check of the loaded model that its output
+depends on nothing but a sequence's own tokens.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,23 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from executor_svc.attention import AttentionMetadata
+from executor_svc.graph.optimize import PASSES
+from executor_svc.graph.passes.base import Pass
 from executor_svc.kernels import KernelSet
 from executor_svc.kv_cache import KVCache
 from executor_svc.models.paged_interface import NAME, LayerAttention, PagedContext, RefusedAttentionError
 from executor_svc.models.parameters import Progress
+from executor_svc.models.transformers_graph import GraphLayers, compile_layers, release
 from executor_svc.weights import UnsupportedModelError, WeightsError
+
+logger = logging.getLogger(__name__)
 
 _UNFIT_ROTARY = ("dynamic", "longrope")
 """Rotary types by which transformers turns all sequences of a batch as the longest one is to be."""
 _BYPASS = "its attention does not go through transformers' attention interface"
 _PROBE_TOKENS = 4
+_FLOAT32_BOUND, _NARROW_BOUND = 1e-3, 0.1
+"""Of the largest hidden state: what two ways of computing the same may differ by."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +71,19 @@ class TransformersLM:
         self._base = model.base_model
         self._context = context
         self._given = _Given()
+        self.graph: GraphLayers | None = None
+        """What runs the layers; None: the model's own code."""
         self._head = copy.copy(model)
         self._head._modules = {**model._modules, model.base_model_prefix: self._given}
 
+    def install(self, model: nn.Module) -> None:
+        """Have the layers of a model attend as this one does."""
+        self._context.install(model)
+
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
-        """Give the last hidden states, after the final norm: a new [T, hidden] of the model's dtype."""
+        """Give the last hidden states, after the final norm: [T, hidden] of the model's dtype, until the next call."""
+        if self.graph is not None:
+            return self.graph.forward(token_ids, metadata, kv_cache)
         self._context.begin(metadata, kv_cache)
         output = self._base(input_ids=token_ids[None], position_ids=metadata.positions[None], use_cache=False)
         self._given.output_class = type(output)
@@ -92,6 +109,7 @@ class _Given(nn.Module):
 
     hidden: Tensor
     output_class: Any = None
+    """The layers' own, known once these have run as the model's code has them."""
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """Give what the layers would."""
@@ -102,6 +120,11 @@ def read_transformers_config(path: Path) -> TransformersConfig:
     """Return what a folder's model is, its layers tried on the meta device. Raises UnsupportedModelError with the
     reason where it cannot run, ModelLoadError where the folder cannot be read.
     """
+    return describe_on_meta(path)[0]
+
+
+def describe_on_meta(path: Path) -> tuple[TransformersConfig, Any]:
+    """Do as read_transformers_config; return the model on the meta device too."""
     config = _open_config(path)
     with torch.device("meta"):
         try:
@@ -111,7 +134,7 @@ def read_transformers_config(path: Path) -> TransformersConfig:
             raise _refused(path, config, _BYPASS) from None
         except Exception as error:  # whatever an odd field leads its code to
             raise _refused(path, config, _first_line(error)) from None
-    return _probe(path, config, model)
+    return _probe(path, config, model), model.eval()
 
 
 def load_transformers_lm(
@@ -122,6 +145,7 @@ def load_transformers_lm(
     progress: Progress | None = None,
     *,
     allow_pickle: bool = False,
+    passes: Sequence[Pass] = PASSES,
 ) -> TransformersLM:
     """Load a folder's weights. Raises as read_transformers_config does, and WeightsError where tensors are missing, or
     do not belong to the model. `allow_pickle`: take PyTorch's files where there is no safetensors file, by its
@@ -156,7 +180,33 @@ def load_transformers_lm(
         total = sum(weight.numel() for weight in model.parameters())
         progress(total, total)
     _check_runs(path, served, dtype, device)
+    _take_graph(served, model, kernels, passes, device)
     return served
+
+
+def _take_graph(
+    served: TransformersLM, model: Any, kernels: KernelSet, passes: Sequence[Pass], device: torch.device
+) -> None:
+    """Have the layers run as a graph, where they can be one and it computes what they do."""
+    layers = compile_layers(model, served.config, kernels, passes)
+    served.install(model)
+    if layers is None:
+        return
+    dtype = next(model.parameters()).dtype
+    ids = torch.arange(5, 12, device=device) % served.config.vocab_size
+    steps = [[(0, ids[:4])], [(0, ids[4:6]), (1, ids[:2])]]
+    with torch.inference_mode():
+        expected = torch.cat(_run(served, dtype, device, steps))
+        served.graph = layers
+        given = torch.cat(_run(served, dtype, device, steps))
+    difference = float((given - expected).abs().max() / expected.abs().max())
+    if not difference <= (_FLOAT32_BOUND if dtype == torch.float32 else _NARROW_BOUND):
+        served.graph = None
+        fields = {"architecture": served.config.architecture, "difference": difference}
+        logger.error("the graph of the layers does not compute what their code does", extra={"fields": fields})
+        return
+    release(model, layers.replaced)
+    layers.replaced = ()
 
 
 def _open_config(path: Path) -> Any:
@@ -256,7 +306,7 @@ def _check_runs(path: Path, model: TransformersLM, dtype: torch.dtype, device: t
     """
     tokens = [[5, 7, 3, 11, 2, 13], [4, 9, 6]]
     ids = [torch.tensor([token % model.config.vocab_size for token in each], device=device) for each in tokens]
-    bound = 1e-3 if dtype == torch.float32 else 0.1
+    bound = _FLOAT32_BOUND if dtype == torch.float32 else _NARROW_BOUND
     with torch.inference_mode():
         alone = [_run(model, dtype, device, [[(0, each)]])[-1] for each in ids]
         first, second = ids

@@ -76,6 +76,9 @@ def _model_ops(checks: _Checks, dtype: torch.dtype) -> None:
     for tanh in (False, True):
         checks.close(lambda kernels, put, t=tanh: kernels.gelu_and_mul(put(x), tanh=t), dtype)
         checks.close(lambda kernels, put, t=tanh: kernels.gelu(put(x), tanh=t), dtype)
+        checks.close(
+            lambda kernels, put, t=tanh: kernels.norm_gelu(put(x), put(weight[0]), put(bias[0]), 1e-5, tanh=t), dtype
+        )
     checks.close(lambda kernels, put: kernels.pack_linear(put(weight), put(bias[0, :37]))(put(x)), dtype)
     spoilt = x.clone()
     spoilt[3, 1029], spoilt[7, 0] = torch.nan, -torch.inf

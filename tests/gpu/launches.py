@@ -56,6 +56,7 @@ def _norms(kernels: KernelSet, dtype: torch.dtype, width: int) -> object:
     x, weight = torch.empty(3, width, dtype=dtype), torch.empty(width, dtype=dtype)
     kernels.rms_norm(x, weight, 1e-5)
     kernels.add_rms_norm(x, x, weight, 1e-5)
+    kernels.norm_gelu(x, weight, weight, 1e-5, tanh=True)
     return kernels.add_layer_norm(x, x, weight, weight, 1e-5)
 
 

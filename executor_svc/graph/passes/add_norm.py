@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import fx
-
 from executor_svc.graph.aliases import may_overwrite
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.ops import Op, add, is_call
@@ -20,7 +18,6 @@ def fuse_norms(graph: ModelGraph, norm: Op, fused: Op) -> int:
         total, *arguments = node.args
         if not is_call(total, add):
             continue
-        assert isinstance(total, fx.Node)
         order = places(graph)
         if any(order[user] < order[node] for user in total.users):
             continue
@@ -28,7 +25,7 @@ def fuse_norms(graph: ModelGraph, norm: Op, fused: Op) -> int:
         for residual, x in (total.args[::-1], total.args):
             if residual is not x and may_overwrite(graph, residual, total):
                 new = call_before(graph, node, fused, x, residual, *arguments)
-                total.replace_all_uses_with(residual)  # type: ignore[arg-type]
+                total.replace_all_uses_with(residual)
                 replace(graph, node, new)
                 erase(graph, total)
                 count += 1

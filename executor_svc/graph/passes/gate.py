@@ -12,14 +12,14 @@ def fuse_gates(graph: ModelGraph, activation: Op, fused: Op) -> int:
     count = 0
     for node in graph.calls(multiply):
         for activated, up in (node.args, node.args[::-1]):
-            if not is_call(activated, activation) or len(activated.users) > 1:  # type: ignore[union-attr]
+            if not is_call(activated, activation) or len(activated.users) > 1:
                 continue
-            gate, *form = activated.args  # type: ignore[union-attr]
+            gate, *form = activated.args
             if not is_call(gate, columns) or not is_call(up, columns):
                 continue
-            (source, start, middle), (other, behind, stop) = gate.args, up.args  # type: ignore[union-attr]
+            (source, start, middle), (other, behind, stop) = gate.args, up.args
             halves = source is other and (start, behind, stop) == (0, middle, shape_of(source)[0])
-            if halves and 2 * middle == stop:  # type: ignore[operator]
+            if halves and 2 * middle == stop:
                 replace(graph, node, call_before(graph, node, fused, source, *form))
                 count += 1
                 break

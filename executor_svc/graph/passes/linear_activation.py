@@ -7,11 +7,13 @@ The op has both in one hand: the activation is done where the product's rows lie
 
 from __future__ import annotations
 
+from typing import Any
+
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.ops import gelu, gelu_and_mul, is_call, linear, linear_activation, relu, silu_and_mul
 from executor_svc.graph.passes.base import Pass, call_before, replace
 
-_EPILOGUES = {
+_EPILOGUES: dict[tuple[Any, ...], str] = {
     (gelu, False): "gelu",
     (gelu, True): "gelu_tanh",
     (relu,): "relu",
@@ -26,9 +28,9 @@ def run(graph: ModelGraph) -> int:
     count = 0
     for node in graph.calls(gelu, relu, silu_and_mul, gelu_and_mul):
         product, *form = node.args
-        if is_call(product, linear) and len(product.users) == 1:  # type: ignore[union-attr]
-            epilogue = _EPILOGUES[node.target, *form]  # type: ignore[index]
-            fused = call_before(graph, node, linear_activation, *product.args, epilogue)  # type: ignore[union-attr]
+        if is_call(product, linear) and len(product.users) == 1:
+            epilogue = _EPILOGUES[(node.target, *form)]
+            fused = call_before(graph, node, linear_activation, *product.args, epilogue)
             replace(graph, node, fused)
             count += 1
     return count

@@ -6,18 +6,20 @@ registers as it takes. A view, and what is changed in place, is read where its b
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
 from executor_svc.graph.aliases import base_of
 from executor_svc.graph.model_graph import ModelGraph
-from executor_svc.graph.ops import Op, Shape
+from executor_svc.graph.ops import Op
 from executor_svc.graph.passes.base import Pass
 
 
 def run(graph: ModelGraph) -> int:
     """See the module. Returns the intermediates that got the buffer of an earlier one."""
     last = last_reads(graph)
-    free: dict[Shape, list[int]] = {}
+    free: dict[tuple[Any, ...], list[int]] = {}
     buffers = 0
     reused = 0
     for node in graph.nodes.nodes:
@@ -27,9 +29,8 @@ def run(graph: ModelGraph) -> int:
         op = node.target
         assert isinstance(op, Op)
         if node.users and op.mutates is None:
-            shape = node.meta["shape"] if not op.is_view else ("view", len(node.meta["shape"]))
-            if free.get(shape):
-                node.meta["buffer"] = free[shape].pop()
+            if free.get(_kind(node)):
+                node.meta["buffer"] = free[_kind(node)].pop()
                 reused += not op.is_view
             else:
                 node.meta["buffer"] = buffers
@@ -37,8 +38,7 @@ def run(graph: ModelGraph) -> int:
         dying = [each for each in last.get(node, ()) if "buffer" in each.meta]
         node.meta["dies_after"] = tuple(dying)
         for each in dying:
-            kind = each.meta["shape"] if not _is_view(each) else ("view", len(each.meta["shape"]))
-            free.setdefault(kind, []).append(each.meta["buffer"])
+            free.setdefault(_kind(each), []).append(each.meta["buffer"])
     graph.reuses_buffers = True
     return reused
 
@@ -52,7 +52,7 @@ def last_reads(graph: ModelGraph) -> dict[fx.Node, list[fx.Node]]:
             # What was made in place goes by the name of its base; a view has its own, and holds its base's memory.
             named = taken
             while isinstance(named.target, Op) and named.target.mutates is not None:
-                named = named.args[named.target.mutates]  # type: ignore[assignment]
+                named = named.args[named.target.mutates]
             if named.op == "call_function" and named not in kept:
                 last[named] = node
     reads: dict[fx.Node, list[fx.Node]] = {}
@@ -61,8 +61,10 @@ def last_reads(graph: ModelGraph) -> dict[fx.Node, list[fx.Node]]:
     return reads
 
 
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, Op) and node.target.is_view
+def _kind(node: fx.Node) -> tuple[Any, ...]:
+    """Say what may share a buffer: results of one size. The name of a view goes to another view."""
+    is_view = isinstance(node.target, Op) and node.target.is_view
+    return ("view",) if is_view else tuple(node.meta["shape"])
 
 
 PASS = Pass("liveness", "intermediates share a few buffers, each free again after its last reader", run)

@@ -18,7 +18,7 @@ def run(graph: ModelGraph) -> int:
     count = 0
     for node in graph.calls(multiply):
         for activated, up in (node.args, node.args[::-1]):
-            if is_call(activated, silu, gelu) and merge(graph, [activated.args[0], up]):  # type: ignore[union-attr, list-item]
+            if is_call(activated, silu, gelu) and merge(graph, [activated.args[0], up]):
                 count += 1
                 break
     return count

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import fx
+from typing import Any
 
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.ops import columns, is_call, linear, shape_of
@@ -12,7 +11,7 @@ from executor_svc.graph.passes.base import call_before, erase, places
 from executor_svc.graph.weights import LinearWeight
 
 
-def merge(graph: ModelGraph, parts: Sequence[fx.Node]) -> bool:
+def merge(graph: ModelGraph, parts: Sequence[Any]) -> bool:
     """Make one product out of several of the same input, each then some of its columns. False where that cannot be:
     they are not all plain products, take different inputs, or their weights do not fit together.
     """
@@ -20,7 +19,7 @@ def merge(graph: ModelGraph, parts: Sequence[fx.Node]) -> bool:
         return False
     if len({part.args[0] for part in parts}) > 1:
         return False
-    names = [str(part.args[1].target) for part in parts]  # type: ignore[union-attr]
+    names = [str(part.args[1].target) for part in parts]
     weights = [graph.parameters[name] for name in names]
     if not all(isinstance(weight, LinearWeight) for weight in weights):
         return False

@@ -15,8 +15,8 @@ def run(graph: ModelGraph) -> int:
     count = 0
     for node in graph.calls(gelu):
         norm, tanh = node.args
-        if is_call(norm, layer_norm) and len(norm.users) == 1:  # type: ignore[union-attr]
-            replace(graph, node, call_before(graph, node, norm_gelu, *norm.args, tanh))  # type: ignore[union-attr]
+        if is_call(norm, layer_norm) and len(norm.users) == 1:
+            replace(graph, node, call_before(graph, node, norm_gelu, *norm.args, tanh))
             count += 1
     return count
 

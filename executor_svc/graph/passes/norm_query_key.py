@@ -8,9 +8,7 @@ Queries are its first columns and keys those behind them. Needs merge_qkv, or a 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from torch import fx
+from typing import Any, NamedTuple
 
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.ops import columns, heads, is_call, norm_query_key, rms_norm
@@ -20,27 +18,27 @@ from executor_svc.graph.passes.base import Pass, call_before, erase, places
 class _Normed(NamedTuple):
     """rms_norm([heads](columns(qkv, start, stop)), weight, eps)"""
 
-    norm: fx.Node
+    norm: Any
     by_head: bool
-    part: fx.Node
+    part: Any
 
 
 def run(graph: ModelGraph) -> int:
     """See the module."""
-    found: dict[fx.Node, list[_Normed]] = {}
+    found: dict[Any, list[_Normed]] = {}
     for norm in graph.calls(rms_norm):
         source = norm.args[0]
         by_head = is_call(source, heads)
-        part = source.args[0] if by_head else source  # type: ignore[union-attr]
-        if is_call(part, columns) and len(part.users) == 1 and len(source.users) == 1:  # type: ignore[union-attr]
-            found.setdefault(part.args[0], []).append(_Normed(norm, by_head, part))  # type: ignore[union-attr, arg-type]
+        part = source.args[0] if by_head else source
+        if is_call(part, columns) and len(part.users) == 1 and len(source.users) == 1:
+            found.setdefault(part.args[0], []).append(_Normed(norm, by_head, part))
     return sum(_fuse(graph, qkv, normed) for qkv, normed in found.items())
 
 
-def _fuse(graph: ModelGraph, qkv: fx.Node, normed: list[_Normed]) -> bool:
+def _fuse(graph: ModelGraph, qkv: Any, normed: list[_Normed]) -> bool:
     if len(normed) != 2 or not all(is_call(user, columns) for user in qkv.users):
         return False
-    query, key = sorted(normed, key=lambda each: each.part.args[1])  # type: ignore[arg-type, return-value]
+    query, key = sorted(normed, key=lambda each: each.part.args[1])
     (_, start, middle), (_, behind, stop) = query.part.args, key.part.args
     eps = query.norm.args[2]
     if start != 0 or behind != middle or key.norm.args[2] != eps:
@@ -49,14 +47,14 @@ def _fuse(graph: ModelGraph, qkv: fx.Node, normed: list[_Normed]) -> bool:
     # In place: whoever takes columns of it takes them afterwards, the values' too.
     first = min(qkv.users, key=order.__getitem__)
     weights = [each.norm.args[1] for each in (query, key)]
-    if any(order[weight] > order[first] for weight in weights if isinstance(weight, fx.Node)):
+    if any(order[weight] > order[first] for weight in weights if weight in order):
         for weight in weights:
-            first.prepend(weight)  # type: ignore[arg-type]
-    sizes = (middle, stop - middle)  # type: ignore[operator]
+            first.prepend(weight)
+    sizes = (middle, stop - middle)
     fused = call_before(graph, first, norm_query_key, qkv, sizes, *weights, eps)
     qkv.replace_all_uses_with(fused, delete_user_cb=lambda user: user is not fused)
     for each in (query, key):
-        each.norm.replace_all_uses_with(each.norm.args[0])  # type: ignore[arg-type]
+        each.norm.replace_all_uses_with(each.norm.args[0])
         erase(graph, each.norm)
     return True
 

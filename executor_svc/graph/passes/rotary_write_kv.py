@@ -4,14 +4,12 @@
     write_kv(rotary(k, cos, sin), v, ...); attention(plan, rotary(q, cos, sin), ...)
     ->   q = rotary_write_kv(qkv, cos, sin, ...); attention(plan, q, ...)
 
-Both are turned by the same angles or neither is, which turns by the empty angles that such a model has among its inputs.
+Both are turned by the same angles, or neither is: then by the empty angles that such a model has among its inputs.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-from torch import fx
 
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.ops import attention, columns, heads, is_call, rotary, rotary_write_kv, shape_of, write_kv
@@ -27,19 +25,19 @@ def run(graph: ModelGraph) -> int:
     return sum(_fuse(graph, write, attends.get(write.args[3])) for write in graph.calls(write_kv))
 
 
-def _fuse(graph: ModelGraph, write: fx.Node, attend: fx.Node | None) -> bool:
+def _fuse(graph: ModelGraph, write: Any, attend: Any) -> bool:
     key, value, slots, key_cache, value_cache = write.args
     if attend is None or attend.args[2:4] != (key_cache, value_cache):
         return False
     query = attend.args[1]
-    angles = [each.args[1:] if is_call(each, rotary) else None for each in (query, key)]  # type: ignore[union-attr]
+    angles = [each.args[1:] if is_call(each, rotary) else None for each in (query, key)]
     if angles[0] != angles[1]:
         return False
     cos, sin = angles[0] or (graph.input(NO_COS), graph.input(NO_SIN))
     parts = [_part(each) for each in (query, key, value)]
     if cos is None or any(part is None for part in parts):
         return False
-    (qkv, start, middle), (of_key, behind, stop), (of_value, last, end) = parts  # type: ignore[misc]
+    (qkv, start, middle), (of_key, behind, stop), (of_value, last, end) = parts
     width = shape_of(qkv)[0]
     if not (qkv is of_key is of_value and (start, behind, last, end) == (0, middle, stop, width)):
         return False
@@ -48,7 +46,7 @@ def _fuse(graph: ModelGraph, write: fx.Node, attend: fx.Node | None) -> bool:
     taken = (*write.args[:2], query)
     graph.nodes.erase_node(write)
     for each in taken:
-        erase(graph, each)  # type: ignore[arg-type]
+        erase(graph, each)
     return True
 
 

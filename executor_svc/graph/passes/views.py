@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx
-
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.ops import columns, flat, heads, is_call, shape_of
 from executor_svc.graph.passes.base import Pass, call_before, replace
@@ -24,13 +22,13 @@ def run(graph: ModelGraph) -> int:
             count += 1
         elif is_call(node, columns) and is_call(node.args[0], columns):
             inner, start, stop = node.args
-            base, offset, _ = inner.args  # type: ignore[union-attr]
-            replace(graph, node, call_before(graph, node, columns, base, offset + start, offset + stop))  # type: ignore[operator]
+            base, offset, _ = inner.args
+            replace(graph, node, call_before(graph, node, columns, base, offset + start, offset + stop))
             count += 1
     return count
 
 
-def _source(node: fx.Node) -> Any:
+def _source(node: Any) -> Any:
     taken: Any = node.args[0]
     if is_call(node, columns):
         return taken if shape_of(node) == shape_of(taken) else None

@@ -1,1 +1,1 @@
-"""What a custom operator's C++ source includes, octavo_op.h, and what it is joined to. See executor_svc/graph/native_op.py."""
+"""What a custom operator's C++ source includes, octavo_op.h, and what it is joined to: see executor_svc/graph."""

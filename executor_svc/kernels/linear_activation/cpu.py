@@ -4,6 +4,7 @@ has such an epilogue, see ../linear/bf16.h; elsewhere the activation is a second
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,7 +21,7 @@ from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLib
 def make_linear_activation(library: NativeLibrary) -> LinearActivation:
     """Make the op."""
     gelu_and_mul = make_gelu_and_mul(library)
-    activations = {
+    activations: dict[Epilogue, Callable[[Tensor], Tensor]] = {
         "gelu": _make_in_place(library, "octavo_gelu_erf"),
         "gelu_tanh": _make_in_place(library, "octavo_gelu_tanh"),
         "relu": _make_in_place(library, "octavo_relu"),

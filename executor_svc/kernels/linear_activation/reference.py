@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -15,7 +16,7 @@ def make_linear_activation(
     *, gelu: Gelu, relu: Relu, silu_and_mul: SiluAndMul, gelu_and_mul: GeluAndMul
 ) -> LinearActivation:
     """Make the op out of a set's activations."""
-    activations = {
+    activations: dict[Epilogue, Callable[[Tensor], Tensor]] = {
         "gelu": partial(gelu, tanh=False),
         "gelu_tanh": partial(gelu, tanh=True),
         "relu": relu,

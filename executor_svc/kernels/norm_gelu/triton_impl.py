@@ -15,10 +15,8 @@ MAX_WIDTH = 1 << 15
 BUDGETS = {"_norm_gelu": Budget(registers=128, shared_bytes=1024)}
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _norm_gelu(
-    x, weight, bias, out, rows, width, eps, has_bias: tl.constexpr, is_tanh: tl.constexpr, block: tl.constexpr
-):
+@triton.jit
+def _norm_gelu(x, weight, bias, out, width, eps, has_bias: tl.constexpr, is_tanh: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     inside = columns < width
@@ -47,7 +45,6 @@ def norm_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, tan
             weight,
             weight if bias is None else bias,
             out,
-            rows,
             width,
             eps,
             has_bias=bias is not None,

@@ -19,12 +19,6 @@ CPU = torch.device("cpu")
 DENSE = [each for each in VARIATIONS if "MoE" not in each.family and each.family != "Mixtral"]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models lie."""
-    return tmp_path_factory.mktemp("calls")
-
-
 @pytest.mark.parametrize("one", DENSE, ids=lambda one: one.id)
 def test_the_calls_are_those_of_the_code_written_by_hand(root: Path, one: Variation) -> None:
     """The same kernels, in the same order, with the same numbers, and so the same program; and the same bits."""

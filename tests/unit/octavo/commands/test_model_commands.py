@@ -1,4 +1,4 @@
-"""`octavo models`, `octavo inspect` and `octavo export`, by way of the executor's package as a process."""
+"""`octavo models`, `inspect`, `graph` and `export`, by way of the executor's package as a process."""
 
 from __future__ import annotations
 
@@ -35,6 +35,24 @@ def test_inspect_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["inspect", str(path), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert "model.gguf" in report["checks"][0]["text"]
+
+
+def test_graph_shows_what_passes_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes, matches and buffers for people and as JSON, and a drawing; a pass that is none is named with those that
+    are.
+    """
+    folder, drawing = str(make_llama(tmp_path / "tiny")), tmp_path / "graph.svg"
+    assert main(["graph", folder, "--dtype", "float32", "--svg", str(drawing)]) == 0
+    words = capsys.readouterr().out
+    assert "merge_qkv" in words
+    assert "intermediates of 512 tokens" in words
+    assert drawing.read_text().startswith("<svg")
+    assert main(["graph", folder, "--passes", "-merge_qkv", "--json"]) == 0
+    passes = {each["name"]: each for each in json.loads(capsys.readouterr().out)["passes"]}
+    assert not passes["merge_qkv"]["on"]
+    assert passes["merge_gate_up"]["matches"] > 0
+    assert main(["graph", folder, "--passes", "fuse_it"]) == 1
+    assert "add_rms_norm" in capsys.readouterr().err
 
 
 def test_export_writes_a_folder_that_is_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
