@@ -155,7 +155,7 @@ class _Float32:
     likeliest = None
 
     @staticmethod
-    def epilogues(out_features: int) -> frozenset[Epilogue]:
+    def epilogues(out_features: int) -> frozenset[Epilogue]:  # noqa: ARG004 - what the other takes
         """Return those that can be put behind the products: none, an activation is a pass of its own."""
         return frozenset()
 

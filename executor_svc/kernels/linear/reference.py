@@ -21,7 +21,7 @@ class ReferenceLinear:
     def logits(self, x: Tensor) -> Tensor:  # noqa: D102 - the contract is Linear's
         return self(x).float()
 
-    def likeliest(self, x: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: D102 - the contract is Linear's
+    def likeliest(self, x: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002, D102 - the contract is Linear's
         return None
 
     def weight_rows(self, indices: Tensor) -> Tensor:  # noqa: D102 - the contract is Linear's
