@@ -24,6 +24,7 @@ constexpr int kTilesAtOnce = 4;
 
 template <int N>
 inline void zero_sums() {
+  write_for_tiles();
   _tile_zero(0);
   if constexpr (N > 1) _tile_zero(1);
   if constexpr (N > 2) _tile_zero(2);
@@ -33,6 +34,7 @@ inline void zero_sums() {
 // The same as store_sums stored.
 template <int N>
 inline void load_sums(const float* from, int64_t between, int64_t stride) {
+  write_for_tiles();
   _tile_loadd(0, from, stride * 4);
   if constexpr (N > 1) _tile_loadd(1, from + between, stride * 4);
   if constexpr (N > 2) _tile_loadd(2, from + 2 * between, stride * 4);
