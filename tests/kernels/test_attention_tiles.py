@@ -19,8 +19,6 @@ from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 
-TOLERANCE = {"rtol": 2e-2, "atol": 2e-2}
-"""Of bfloat16, against float32: weights and outputs are rounded to 8 bits."""
 ROWS: list[Row] = [(1, 5), (17, 17), (1, 300), (70, 600), (1, 700), (33, 128), (1, 129), (1, 1), (2, 513), (90, 320)]
 reference_set = build_kernels("reference")
 each_tiled_set = pytest.mark.parametrize(
@@ -42,6 +40,11 @@ def _plan(isa: InstructionSet, threads: int = 2) -> PlanAttention:
 
 def _problem(rows: list[Row], heads: tuple[int, int] = (9, 3), head_dim: int = 64, **options: int) -> Problem:
     return Problem(rows, heads=heads, head_dim=head_dim, dtype=torch.bfloat16, **options)
+
+
+def _assert_close(out: Tensor, expected: Tensor) -> None:
+    """Within the tolerance of bfloat16 against float32: weights and outputs are rounded to 8 bits."""
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -69,7 +72,7 @@ def test_every_shape(isa: InstructionSet, heads: tuple[int, int], head_dim: int)
             ROWS, heads=heads, head_dim=head_dim, dtype=torch.bfloat16, window=window, soft_cap=soft_cap, seed=window
         )
         expected = problem.run(reference_set.plan_attention)
-        torch.testing.assert_close(problem.run(_plan(isa)), expected, **TOLERANCE)
+        _assert_close(problem.run(_plan(isa)), expected)
 
 
 @each_tiled_set
@@ -83,7 +86,7 @@ def test_every_block_size(isa: InstructionSet, block_size: int) -> None:
         problem.key_cache.view(-1, *keys.shape[1:])[slots] = keys
         problem.value_cache.view(-1, *values.shape[1:])[slots] = values
     out = problem.run(_plan(isa))
-    torch.testing.assert_close(out, problem.run(reference_set.plan_attention), **TOLERANCE)
+    _assert_close(out, problem.run(reference_set.plan_attention))
     assert _same_bits(out, usual.run(_plan(isa)))
 
 
@@ -113,7 +116,7 @@ def test_a_shared_prefix_does_not_count(isa: InstructionSet, shared_blocks: int,
     for window in (0, 640):
         problem = _problem(rows, (6, 2), shared_blocks=shared_blocks, window=window)
         out = problem.run(_plan(isa, threads))
-        torch.testing.assert_close(out, problem.run(reference_set.plan_attention), **TOLERANCE)
+        _assert_close(out, problem.run(reference_set.plan_attention))
         for row, part in enumerate(out.split([query for query, _ in rows])):
             assert _same_bits(part, problem.run_part(_plan(isa, 1), row, 0, len(part)))
 
@@ -182,7 +185,7 @@ def test_any_scale(isa: InstructionSet, scale: float) -> None:
     problem = _problem([(1, 200), (40, 150)])
     problem.scale = scale
     expected = problem.run(reference_set.plan_attention)
-    torch.testing.assert_close(problem.run(_plan(isa)), expected, **TOLERANCE)
+    _assert_close(problem.run(_plan(isa)), expected)
 
 
 @each_tiled_set
