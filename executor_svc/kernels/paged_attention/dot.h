@@ -9,41 +9,10 @@
 #include <cstdint>
 
 #include "../native/csrc/simd.h"
+#include "context.h"
 
 namespace octavo {
 namespace attention {
-
-// Fetches memory that will be read soon, a cache line at a time, in the order in which it lies: the tokens [token, end),
-// `width` elements each. Into the second-level cache, as much more than the first holds is on its way.
-template <class T>
-class Ahead {
- public:
-  static constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
-
-  Ahead(const T* const* token, const T* const* end, int64_t width)
-      : token_(token), end_(end), at_(*token), width_(width), left_(width) {}
-
-  // The next lines that hold `count` elements, while there are any.
-  void fetch(int64_t count) {
-    for (; count > 0 && token_ != end_; count -= kLine) {
-#if defined(__GNUC__)
-      __builtin_prefetch(at_, 0, 2);
-#endif
-      at_ += kLine;
-      left_ -= kLine;
-      if (left_ <= 0) {
-        left_ = width_;
-        if (++token_ != end_) at_ = *token_;
-      }
-    }
-  }
-
- private:
-  const T* const* token_;
-  const T* const* end_;
-  const T* at_;
-  int64_t width_, left_;
-};
 
 // The same address, though the compiler does not know it: it neither keeps what it loaded from there in a register that a
 // sum could have, nor works out several addresses in a vector.
@@ -54,8 +23,6 @@ inline const T* same_address(const T* p) {
 #endif
   return p;
 }
-
-inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // ---- the order in which the elements of a head are worked on ----
 

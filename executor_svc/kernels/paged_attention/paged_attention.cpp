@@ -1,14 +1,17 @@
 // Paged attention for decode and chunked prefill, straight from the block table.
 //
-// The query heads of a KV head, times some query tokens, share one pass over its keys and values. dot.h and weigh.h have
-// the arithmetic, partition.h the softmax over a context, plan.h who works on what. A query row's result depends on its
-// own context alone, bit for bit: not on the rows beside it, the chunks its prompt came in, or the number of threads.
+// The query heads of a KV head, times some query tokens, share one pass over its keys and values. partition.h has a
+// partition of a context by vectors, tiles.h by tiles, fold.h what is made of partitions, plan.h who works on what. A
+// query row's result depends on its own context alone, bit for bit: not on the rows beside it, the chunks its prompt
+// came in, or the number of threads.
 #include <atomic>
 #include <memory>
 
 #include "../native/csrc/program.h"
 #include "../native/csrc/team.h"
+#include "partition.h"
 #include "plan.h"
+#include "tiles.h"
 
 namespace octavo {
 namespace attention {
@@ -59,16 +62,20 @@ class Caller {
   std::vector<Planned> plans_;
 };
 
-template <class T>
+// `Kind` is how partitions are worked out: ByVectors or ByTiles.
+template <class Kind>
 class Attention {
  public:
+  using T = typename Kind::Element;
+  using Scratch = typename Kind::Scratch;
+
   Attention(const Batch& batch, const Layer& layer, const Plan& plan, Caller& caller)
       : batch_(batch),
         layer_(layer),
         plan_(plan),
         group_(static_cast<int>(layer.num_heads / layer.num_kv_heads)),
-        width_(width_of<T>(layer.head_dim)),
-        record_(record_floats(width_)),
+        width_(Kind::width(layer.head_dim)),
+        record_(Kind::record_floats(width_)),
         records_(caller.records.at_least(plan.records * group_ * record_)) {
     if (caller.left_size < plan.pieces.size()) {
       caller.left = std::make_unique<std::atomic<int32_t>[]>(plan.pieces.size());
@@ -84,6 +91,8 @@ class Attention {
   }
 
  private:
+  static constexpr int kPartition = Kind::kPartition;
+
   const Batch& batch_;
   const Layer& layer_;
   const Plan& plan_;
@@ -99,6 +108,7 @@ class Attention {
     shares.start(count, 1);
     const int64_t others = team_size() - 1;
     const auto work = [&] {
+      [[maybe_unused]] const typename Kind::Lent lent;
       static thread_local Scratch scratch;
       int64_t at, next, end;
       for (bool more = shares.take(&at, &end); more; at = next) {
@@ -131,10 +141,12 @@ class Attention {
     return plan_.seen[static_cast<size_t>(task.first + row / group_)];
   }
 
-  // The tokens of a partition that a task reads itself, for its rows together.
+  // The tokens of the first partition, from one on, that a task reads itself, for its rows together.
   Next<T> own_part(const Context<T>& context, const Task& task, int32_t partition) const {
-    if (partition >= task.end || task.shared.has_all(partition)) return Next<T>{nullptr, 0, 0};
-    const int64_t first = std::max<int64_t>(task.shared.rest(partition), from(task, 0) / kStretch * kStretch);
+    while (partition < task.end && task.shared.has_all(partition, kPartition)) ++partition;
+    if (partition >= task.end) return Next<T>{nullptr, 0, 0};
+    const int64_t rest = task.shared.rest(partition, kPartition);
+    const int64_t first = std::max<int64_t>(rest, from(task, 0) / kStretch * kStretch);
     const int64_t end = std::min<int64_t>((partition + 1) * kPartition, task.limit);
     return Next<T>{&context, first, std::max<int64_t>(0, end - first)};
   }
@@ -142,11 +154,12 @@ class Attention {
   // `next` is the task that this thread works on afterwards, where that is known.
   void run_task(const Task& task, const Task* next, Scratch& scratch) const {
     const int rows = task.count * group_;
-    scratch.prepare(task.heads, rows, width_);
+    scratch.prepare(task.heads, rows, layer_.head_dim);
     fetch_query(task, scratch);
     const Context<T> context = context_of(task), next_context = next ? context_of(*next) : context;
-    Chunks<T> chunks(context, layer_.scores, task.heads, rows, scratch);
-    const bool keep = task.own.partitions > 0;
+    typename Kind::Chunks chunks(context, layer_.scores, task.heads, rows, scratch);
+    const bool keep = task.own.partitions > 0 && !task.keeps_whole;
+    scratch.whole.clear(task.heads * scratch.stride, width_);
     int first = 0;
     for (int32_t partition = task.begin; partition < task.end; ++partition) {
       const int64_t begin = static_cast<int64_t>(partition) * kPartition, end = begin + kPartition;
@@ -154,44 +167,53 @@ class Attention {
       while (first < rows && scratch.seen[first] <= begin) ++first;
       int last = rows;
       while (last > first && scratch.from[last - 1] >= end) --last;
-      if (task.shared.has_all(partition)) {
-        if (!keep) fold_records(task, task.shared.records, partition, scratch);
+      if (task.shared.has_all(partition, kPartition)) {
+        if (!keep) fold_shared(task, partition, scratch);
         continue;
       }
-      const int64_t rest = task.shared.rest(partition);
-      for_rows(task, first, last, [&](int32_t head, int row, int at) {
-        if (rest > begin)
-          read_record(record(task, task.shared.records, partition, head, row), width_, scratch.part, at);
-        else
-          scratch.part.clear(at, width_);
-      });
+      const int64_t rest = task.shared.rest(partition, kPartition);
+      // Whole partitions are made anew.
+      if constexpr (Kind::kChunk < kPartition)
+        for_rows(task, first, last, [&](int32_t head, int row) {
+          const int at = static_cast<int>((head - task.head) * scratch.stride) + row;
+          if (rest > begin)
+            scratch.part.read_record(record(task, task.shared.records, partition, head, row), width_, at);
+          else
+            scratch.part.clear(at, width_);
+        });
       Next<T> after = own_part(context, task, partition + 1);
-      if (next && partition + 1 == task.end) after = own_part(next_context, *next, next->begin);
-      chunks.run(rest, std::min<int64_t>(end, task.limit), after);
-      for_rows(task, first, last, [&](int32_t head, int row, int at) {
-        if (keep)
-          write_record(scratch.part, at, width_, record(task, task.own, partition, head, row));
-        else
-          fold(task, partition, row, at, scratch.part.sums + at * width_, scratch.part.lanes + at * kLanes,
-               scratch.part.maximum[at], scratch);
-      });
+      if (next && !after.context) after = own_part(next_context, *next, next->begin);
+      chunks.run(rest, std::min<int64_t>(end, task.limit), first, last, after,
+                 [&](int head, int row, int end_row, const auto& parts) {
+                   if (keep)
+                     for (int i = 0; row + i < end_row; ++i)
+                       parts.write_record(i, record(task, task.own, partition, task.head + head, row + i));
+                   else
+                     fold(head, row, end_row, scratch, [&](int i) { return parts.part(i); });
+                 });
     }
     if (keep) {
       if (task.pieces < 0 || !last_piece(task)) return;
       const int32_t begin = task.own.first_partition;
       for (int32_t partition = begin; partition < begin + task.own.partitions; ++partition)
-        fold_records(task, task.shared.has_all(partition) ? task.shared.records : task.own, partition, scratch);
+        if (task.shared.has_all(partition, kPartition))
+          fold_shared(task, partition, scratch);
+        else
+          fold_records(task, task.own, partition, scratch);
     }
-    write_out(task, scratch);
+    if (task.keeps_whole)
+      keep_whole(task, scratch);
+    else
+      write_out(task, scratch);
   }
 
   bool last_piece(const Task& task) const { return left_[task.pieces].fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
-  // Call f(KV head, row of the head, row of the task) for the rows [first, last) of each head.
+  // Call f(KV head, row of the head) for the rows [first, last) of each head.
   template <class F>
   void for_rows(const Task& task, int first, int last, const F& f) const {
-    for (int32_t head = 0; head < task.heads; ++head)
-      for (int row = first; row < last; ++row) f(task.head + head, row, head * task.count * group_ + row);
+    for (int32_t head = task.head; head < task.head + task.heads; ++head)
+      for (int row = first; row < last; ++row) f(head, row);
   }
 
   float* record(const Task& task, const Records& records, int32_t partition, int32_t head, int row) const {
@@ -200,11 +222,10 @@ class Attention {
 
   void fetch_query(const Task& task, const Scratch& scratch) const {
     const int rows = task.count * group_;
-    for_rows(task, 0, rows, [&](int32_t head, int row, int at) {
-      const int64_t token = plan_.tokens[static_cast<size_t>(task.first + row / group_)];
-      const T* const query = static_cast<const T*>(layer_.query) + token * layer_.query_stride;
-      spread(query + (head * group_ + row % group_) * layer_.head_dim, layer_.head_dim, width_,
-             scratch.query + at * width_);
+    for_rows(task, 0, rows, [&](int32_t head, int row) {
+      const T* const query = static_cast<const T*>(layer_.query) + token(task, row) * layer_.query_stride;
+      const T* const own = query + (head * group_ + row % group_) * layer_.head_dim;
+      scratch.put_query(head - task.head, row, own, layer_.head_dim);
     });
     for (int row = 0; row < rows; ++row) {
       scratch.from[row] = static_cast<int>(from(task, row));
@@ -212,34 +233,72 @@ class Attention {
     }
   }
 
-  // Put one partition of one row behind those before it.
-  void fold(const Task& task, int32_t partition, int row, int at, const float* sums, const float* lanes, float maximum,
-            const Scratch& scratch) const {
-    scratch.whole.fold(at, partition == from(task, row) / kPartition, sums, lanes, maximum, width_);
+  // Put a partition of the rows [row, end) of a task's KV head behind those before it: part(i) is that of row + i.
+  template <class F>
+  void fold(int head, int row, int end, const Scratch& scratch, const F& part) const {
+    Part parts[kLanes];
+    for (int i = 0; row + i < end; i += kLanes) {
+      const int count = std::min(kLanes, end - row - i);
+      for (int j = 0; j < count; ++j) parts[j] = part(i + j);
+      scratch.whole.template fold<Kind::exp>(head * scratch.stride + row + i, count, parts, width_);
+    }
   }
 
   // The same for all rows that see some of a partition that lies in records.
   void fold_records(const Task& task, const Records& records, int32_t partition, const Scratch& scratch) const {
     const int64_t begin = static_cast<int64_t>(partition) * kPartition, end = begin + kPartition;
-    for_rows(task, 0, task.count * group_, [&](int32_t head, int row, int at) {
-      if (seen(task, row) <= begin || from(task, row) >= end) return;
-      const float* const kept = record(task, records, partition, head, row);
-      fold(task, partition, row, at, kept, kept + width_, kept[width_ + kLanes], scratch);
+    int first = 0, last = task.count * group_;
+    while (first < last && seen(task, first) <= begin) ++first;
+    while (last > first && from(task, last - 1) >= end) --last;
+    for (int head = 0; head < task.heads; ++head)
+      fold(head, first, last, scratch, [&](int i) {
+        return Kind::part_of_record(record(task, records, partition, task.head + head, first + i), width_);
+      });
+  }
+
+  void fold_shared(const Task& task, int32_t partition, const Scratch& scratch) const {
+    if (task.shared.has_record(partition, kPartition)) fold_records(task, task.shared.records, partition, scratch);
+  }
+
+  // Folded into nothing these records give what they were made of.
+  void keep_whole(const Task& task, const Scratch& scratch) const {
+    for_rows(task, 0, task.count * group_, [&](int32_t head, int row) {
+      const int64_t at = (head - task.head) * scratch.stride + row;
+      Kind::write_whole(scratch.whole, at, width_, record(task, task.own, task.begin, head, row));
     });
+  }
+
+  int64_t token(const Task& task, int row) const {
+    return plan_.tokens[static_cast<size_t>(task.first + row / group_)];
   }
 
   void write_out(const Task& task, const Scratch& scratch) const {
     const int64_t head_dim = layer_.head_dim;
-    for_rows(task, 0, task.count * group_, [&](int32_t head, int row, int at) {
-      const int64_t token = plan_.tokens[static_cast<size_t>(task.first + row / group_)];
-      T* const out = static_cast<T*>(layer_.out) + (token * layer_.num_heads + head * group_ + row % group_) * head_dim;
-      float* const sums = scratch.whole.sums + at * width_;
-      const Vec total = broadcast(scratch.whole.total[at]);
-      for (int64_t i = 0; i < width_; i += kLanes) store(sums + i, div(load(sums + i), total));
-      gather(sums, head_dim, width_, out);
+    for_rows(task, 0, task.count * group_, [&](int32_t head, int row) {
+      T* const out = static_cast<T*>(layer_.out) +
+                     (token(task, row) * layer_.num_heads + head * group_ + row % group_) * head_dim;
+      scratch.write_out((head - task.head) * scratch.stride + row, head_dim, out);
     });
   }
 };
+
+// Attention of bfloat16.
+#if defined(OCTAVO_TILES)
+using Best = ByTiles;
+#else
+using Best = ByVectors<bf16>;
+#endif
+
+template <class Kind>
+void attend(const Batch& batch, const Layer& layer, int64_t window) {
+  static thread_local Caller caller;
+  // A window as wide as every context is none.
+  const int32_t longest = *std::max_element(batch.context_lens, batch.context_lens + batch.rows);
+  const int64_t head_bytes = layer.head_dim * static_cast<int64_t>(sizeof(typename Kind::Element));
+  const Shape shape{layer.num_heads / layer.num_kv_heads, layer.num_kv_heads, head_bytes, window < longest ? window : 0,
+                    team_size(), Kind::kPartition, Kind::kChunk, Kind::kMostRows, Kind::kMostHeads};
+  Attention<Kind>(batch, layer, caller.plan(batch, batch.step, shape), caller).run();
+}
 
 }  // namespace
 }  // namespace attention
@@ -252,19 +311,12 @@ OCTAVO_EXPORT void octavo_paged_attention(const attention::Batch* batch, const v
                                           void* out, const void* keys, const void* values, int64_t num_heads,
                                           int64_t num_kv_heads, int64_t head_dim, float scale, int64_t window,
                                           float soft_cap, int32_t dtype) {
-  static thread_local attention::Caller caller;
-  // A window as wide as every context is none.
-  const int32_t longest = *std::max_element(batch->context_lens, batch->context_lens + batch->rows);
-  const int64_t element = dtype == 0 ? sizeof(float) : sizeof(bf16);
-  const attention::Shape shape{num_heads / num_kv_heads, num_kv_heads, head_dim * element,
-                               window < longest ? window : 0, team_size()};
   const attention::Layer layer{query,        out,      keys, values, query_stride, num_heads,
                                num_kv_heads, head_dim, attention::Scores{scale, soft_cap}};
-  const attention::Plan& plan = caller.plan(*batch, batch->step, shape);
   if (dtype == 0)
-    attention::Attention<float>(*batch, layer, plan, caller).run();
+    attention::attend<attention::ByVectors<float>>(*batch, layer, window);
   else
-    attention::Attention<bf16>(*batch, layer, plan, caller).run();
+    attention::attend<attention::Best>(*batch, layer, window);
 }
 
 OCTAVO_IN_PROGRAMS(octavo_paged_attention)

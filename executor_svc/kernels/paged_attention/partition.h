@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../native/csrc/lanes.h"
+#include "fold.h"
 #include "weigh.h"
 
 namespace octavo {
@@ -27,20 +28,6 @@ constexpr int kAhead = 16;
 // Pointers to the tokens that are read in turn: a chunk's keys and values, and what follows.
 constexpr int kStream = 4 * kChunk;
 
-// Memory that is taken once and grows when it must; aligned to a cache line.
-class Floats {
- public:
-  float* at_least(int64_t n) {
-    if (static_cast<int64_t>(memory_.size()) < n + kSlack) memory_.resize(static_cast<size_t>(n + kSlack));
-    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.data());
-    return memory_.data() + (-address % 64) / sizeof(float);
-  }
-
- private:
-  static constexpr int64_t kSlack = 16;
-  std::vector<float> memory_;
-};
-
 // What query rows know of the tokens of a partition that they have seen.
 struct State {
   float* sums;     // [rows][width]: values, weighted by exp(score - maximum), in the order of spread
@@ -53,52 +40,36 @@ struct State {
     std::fill_n(lanes + row * kLanes, kLanes, 0.0f);
     maximum[row] = -FLT_MAX;
   }
-};
 
-// A partition's state for one row where it must wait for others: sums, lanes, maximum.
-inline int64_t record_floats(int64_t width) { return width + round_up(kLanes + 1, 16); }
+  // A row's state where it must wait for others: sums, lanes, maximum.
+  static int64_t record_floats(int64_t width) { return width + round_up(kLanes + 1, 16); }
+  void write_record(int row, int64_t width, float* record) const {
+    std::memcpy(record, sums + row * width, static_cast<size_t>(width) * sizeof(float));
+    std::memcpy(record + width, lanes + row * kLanes, kLanes * sizeof(float));
+    record[width + kLanes] = maximum[row];
+  }
+  void read_record(const float* record, int64_t width, int row) const {
+    std::memcpy(sums + row * width, record, static_cast<size_t>(width) * sizeof(float));
+    std::memcpy(lanes + row * kLanes, record + width, kLanes * sizeof(float));
+    maximum[row] = record[width + kLanes];
+  }
+  static void write_whole(const Whole& whole, int64_t row, int64_t width, float* record) {
+    std::memcpy(record, whole.sums + row * width, static_cast<size_t>(width) * sizeof(float));
+    std::fill_n(record + width, kLanes, 0.0f);
+    record[width] = whole.total[row];
+    record[width + kLanes] = whole.maximum[row];
+  }
+  static Part part_of_record(const float* record, int64_t width) {
+    return Part{record, sum_lanes(load(record + width)), record[width + kLanes]};
+  }
 
-inline void write_record(const State& state, int row, int64_t width, float* record) {
-  std::memcpy(record, state.sums + row * width, static_cast<size_t>(width) * sizeof(float));
-  std::memcpy(record + width, state.lanes + row * kLanes, kLanes * sizeof(float));
-  record[width + kLanes] = state.maximum[row];
-}
-
-inline void read_record(const float* record, int64_t width, const State& state, int row) {
-  std::memcpy(state.sums + row * width, record, static_cast<size_t>(width) * sizeof(float));
-  std::memcpy(state.lanes + row * kLanes, record + width, kLanes * sizeof(float));
-  state.maximum[row] = record[width + kLanes];
-}
-
-// All partitions so far.
-struct Whole {
-  float* sums;     // [rows][width]
-  float* maximum;  // [rows]
-  float* total;    // [rows]: the weights' sum
-
-  // Put a partition behind those before it. Not inlined, so that there is one rounding of it.
-  __attribute__((noinline)) void fold(int row, bool first, const float* part, const float* lanes, float part_maximum,
-                                      int64_t width) const {
-    const float part_total = sum_lanes(load(lanes));
-    float* const to = sums + row * width;
-    if (first) {
-      std::memcpy(to, part, static_cast<size_t>(width) * sizeof(float));
-      maximum[row] = part_maximum;
-      total[row] = part_total;
-      return;
-    }
-    const float both = part_maximum > maximum[row] ? part_maximum : maximum[row];
-    float factors[kLanes] = {maximum[row] - both, part_maximum - both};
-    store(factors, exp(load(factors)));
-    const Vec before = broadcast(factors[0]), added = broadcast(factors[1]);
-    for (int64_t i = 0; i < width; i += kLanes) store(to + i, fma(added, load(part + i), mul(before, load(to + i))));
-    total[row] = factors[0] * total[row] + factors[1] * part_total;
-    maximum[row] = both;
+  Part part(int row, int64_t width) const {
+    return Part{sums + row * width, sum_lanes(load(lanes + row * kLanes)), maximum[row]};
   }
 };
 
 // One thread's memory for the query rows of a task: `rows` of each of `heads` KV heads, those of a head side by side.
-struct Scratch {
+struct VectorScratch {
   Floats memory;
   std::vector<int> seen_memory;
   std::vector<const void*> pointers;
@@ -108,19 +79,24 @@ struct Scratch {
   int *from, *seen;            // the tokens of the context that each row of a head sees
   int *from_here, *seen_here;  // of the chunk
 
-  void prepare(int64_t heads, int64_t rows, int64_t width) {
+  int64_t stride;              // rows of a head
+  int64_t width;
+
+  void prepare(int64_t heads, int64_t rows, int64_t row_width) {
+    stride = rows;
+    width = row_width;
     const int64_t all = heads * rows + kLanes;
-    const int64_t sizes[] = {all * width, kChunk * width, kChunk * width, all * kChunk, all, all * width,
-                             all * kLanes, all,           all * width,    all,          all};
-    float** const parts[] = {&query,      &keys,         &values,     &scores,        &factors,    &part.sums,
-                             &part.lanes, &part.maximum, &whole.sums, &whole.maximum, &whole.total};
-    int64_t floats = 0;
-    for (const int64_t size : sizes) floats += round_up(size, 16);
-    float* next = memory.at_least(floats);
-    for (size_t i = 0; i < std::size(sizes); ++i) {
-      *parts[i] = next;
-      next += round_up(sizes[i], 16);
-    }
+    memory.lay_out({{&query, all * width},
+                    {&keys, kChunk * width},
+                    {&values, kChunk * width},
+                    {&scores, all * kChunk},
+                    {&factors, all},
+                    {&part.sums, all * width},
+                    {&part.lanes, all * kLanes},
+                    {&part.maximum, all},
+                    {&whole.sums, all * width},
+                    {&whole.maximum, all},
+                    {&whole.total, all}});
     if (static_cast<int64_t>(seen_memory.size()) < 4 * rows) seen_memory.resize(static_cast<size_t>(4 * rows));
     from = seen_memory.data();
     seen = from + rows;
@@ -130,47 +106,9 @@ struct Scratch {
   }
 };
 
-// One row's keys and values, from the first KV head of a task on.
-template <class T>
-struct Context {
-  const T* keys;  // at slot 0
-  const T* values;
-  const int32_t* blocks;
-  int64_t block_size;
-  int64_t slot_stride;  // elements from one slot to the next
-  int64_t head_dim;
-
-  // Point at the tokens [begin, begin + count) in `memory`, keys or values.
-  const T** locate(const T* memory, int64_t begin, int64_t count, const T** at) const {
-    int64_t block = begin / block_size, offset = begin % block_size;
-    while (count > 0) {
-      const T* slot = memory + (blocks[block] * block_size + offset) * slot_stride;
-      const int64_t here = std::min(block_size - offset, count);
-      for (int64_t i = 0; i < here; ++i, slot += slot_stride) *at++ = slot;
-      count -= here;
-      ++block;
-      offset = 0;
-    }
-    return at;
-  }
-};
-
-// What is read after a chunk.
-template <class T>
-struct Next {
-  const Context<T>* context;
-  int64_t begin, count;
-};
-
-// How scores come from products.
-struct Scores {
-  float scale;
-  float soft_cap;  // 0: none
-};
-
 // From scores to weights for the rows [begin, end) of a head, whose states and scores begin at `base`: maxima, the
 // sums so far scaled to them, and the sums of the weights, one for each lane.
-inline void soften(const Scratch& scratch, const Scores& by, int base, int begin, int end, int64_t width) {
+inline void soften(const VectorScratch& scratch, const Scores& by, int base, int begin, int end, int64_t width) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const State& part = scratch.part;
   float* const factors = scratch.factors;
@@ -209,11 +147,21 @@ inline void soften(const Scratch& scratch, const Scores& by, int base, int begin
   }
 }
 
+// The states of rows, from one on.
+struct Parts {
+  const State& state;
+  int row;
+  int64_t width;
+
+  Part part(int i) const { return state.part(row + i, width); }
+  void write_record(int i, float* record) const { state.write_record(row + i, width, record); }
+};
+
 // Works on the chunks of one task.
 template <class T>
 class Chunks {
  public:
-  Chunks(const Context<T>& context, const Scores& scores, int heads, int rows, const Scratch& scratch)
+  Chunks(const Context<T>& context, const Scores& scores, int heads, int rows, const VectorScratch& scratch)
       : context_(context),
         by_(scores),
         heads_(heads),
@@ -223,8 +171,16 @@ class Chunks {
         copy_(rows > kFewRows || width_ != context.head_dim),
         scratch_(scratch) {}
 
-  // Put the tokens [begin, end), begin being a chunk's first, behind what scratch.part holds. `next`, where it has a
-  // context, is read after them.
+  // Put the tokens [begin, end), begin being a chunk's first, behind what scratch.part holds of the rows
+  // [first, last). `next`, where it has a context, is read after them. Then tell done(head, row, end_row, parts).
+  template <class F>
+  void run(int64_t begin, int64_t end, int first, int last, const Next<T>& next, const F& done) {
+    run(begin, end, next);
+    for (int head = 0; head < heads_; ++head)
+      done(head, first, last, Parts{scratch_.part, head * rows_ + first, width_});
+  }
+
+ private:
   void run(int64_t begin, int64_t end, const Next<T>& next) {
     begin = std::max<int64_t>(begin, scratch_.from[0] / kChunk * kChunk);
     for (int64_t chunk = begin; chunk < end; chunk += kChunk) {
@@ -246,13 +202,12 @@ class Chunks {
     }
   }
 
- private:
   const Context<T>& context_;
   const Scores& by_;
   const int heads_, rows_;
   const int64_t width_;
   const bool copy_;
-  const Scratch& scratch_;
+  const VectorScratch& scratch_;
   int first_ = 0;  // the first row that sees something
   int skipped_ = 0;
 
@@ -352,6 +307,42 @@ class Chunks {
                       sums(head, row), width_);
     });
   }
+};
+
+// See plan.h for what is asked of such a kind.
+template <class T>
+struct ByVectors {
+  using Element = T;
+  static constexpr int kPartition = attention::kPartition;
+  static constexpr int kChunk = attention::kChunk;
+  // Most query rows of a task: enough that copying keys and values costs little beside what they are used for.
+  static constexpr int kMostRows = 192;
+  static constexpr int kMostHeads = 1 << 20;
+  struct Lent {};
+  using Chunks = attention::Chunks<T>;
+
+  static int64_t width(int64_t head_dim) { return width_of<T>(head_dim); }
+  static int64_t record_floats(int64_t width) { return State::record_floats(width); }
+  static Part part_of_record(const float* record, int64_t width) { return State::part_of_record(record, width); }
+  static void write_whole(const Whole& whole, int64_t row, int64_t width, float* record) {
+    State::write_whole(whole, row, width, record);
+  }
+  static Vec exp(Vec x) { return octavo::exp(x); }
+
+  struct Scratch : VectorScratch {
+    void prepare(int64_t heads, int64_t rows, int64_t head_dim) {
+      VectorScratch::prepare(heads, rows, width_of<T>(head_dim));
+    }
+    void put_query(int64_t head, int64_t row, const T* from, int64_t head_dim) const {
+      spread(from, head_dim, width, query + (head * stride + row) * width);
+    }
+    void write_out(int64_t row, int64_t head_dim, T* out) const {
+      float* const sums = whole.sums + row * width;
+      const Vec total = broadcast(whole.total[row]);
+      for (int64_t i = 0; i < width; i += kLanes) store(sums + i, div(load(sums + i), total));
+      gather(sums, head_dim, width, out);
+    }
+  };
 };
 
 }  // namespace attention

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "partition.h"
+#include "context.h"
 
 namespace octavo {
 namespace attention {
@@ -29,11 +29,15 @@ struct Shape {
   int64_t head_bytes;  // of one token's key
   int64_t window;      // 0: none
   int threads;
+  int partition;   // tokens that are worked out apart, then folded in order
+  int chunk;       // tokens of a partition that can be shared: whole chunks from its first on
+  int most_rows;   // query rows of a task
+  int most_heads;  // KV heads of a task
   bool operator==(const Shape&) const = default;
 };
 
-// Most query rows of a task: enough that copying keys and values costs little beside what they are used for.
-constexpr int kTaskRows = 192;
+// Query rows of a KV head that are few: their keys and values are not worth a copy.
+constexpr int kFewRows = 8;
 // What fetching them costs, in query rows.
 constexpr int kFetchingRows = 6;
 // A task of few query rows reads the KV heads of a token in one go, as they lie, up to this much of its key: what is
@@ -57,14 +61,17 @@ struct Records {
 struct Shared {
   int32_t begin = 0, end = 0;  // tokens
   Records records;
+  bool folded = false;  // the partitions into one record each, as if of the first
 
-  bool has_all(int32_t partition) const {
-    return partition * kPartition >= begin && (partition + 1) * kPartition <= end;
+  // Of partitions of `size` tokens.
+  bool has_all(int32_t partition, int32_t size) const {
+    return partition * size >= begin && (partition + 1) * size <= end;
   }
+  bool has_record(int32_t partition, int32_t size) const { return !folded || partition * size == begin; }
   // Where the rest of a partition begins.
-  int32_t rest(int32_t partition) const {
-    const int32_t at = partition * kPartition;
-    return at >= begin && at < end ? std::min(end, at + kPartition) : at;
+  int32_t rest(int32_t partition, int32_t size) const {
+    const int32_t at = partition * size;
+    return at >= begin && at < end ? std::min(end, at + size) : at;
   }
 };
 
@@ -77,6 +84,7 @@ struct Task {
   int32_t limit;          // tokens from there on are not this task's
   Shared shared;
   Records own;            // own.partitions is 0 where the partitions are folded as they come
+  bool keeps_whole;       // in own what they fold to, and nothing else
   int32_t pieces;         // index of the count of tasks that have yet to finish with these entries; -1 where it is one
   int64_t cost;
 };
@@ -104,7 +112,7 @@ class Plan {
     records = cost = 0;
     // Some tasks for every thread, where there are tokens enough.
     const int64_t fair = batch.query_start[batch.rows] * shape.num_kv_heads / (shape.threads * 4);
-    task_tokens_ = static_cast<int32_t>(std::max<int64_t>(1, std::min(kTaskRows / shape.group, fair)));
+    task_tokens_ = static_cast<int32_t>(std::max<int64_t>(1, std::min<int64_t>(shape.most_rows / shape.group, fair)));
     few_heads_ = heads_together();
     order_.resize(static_cast<size_t>(batch.rows));
     for (int32_t row = 0; row < batch.rows; ++row) order_[static_cast<size_t>(row)] = row;
@@ -136,12 +144,13 @@ class Plan {
   // The partitions that the query tokens of a row see some of.
   int32_t partitions_of(int32_t row) const {
     const int32_t context = batch_->context_lens[row];
-    return (context + kPartition - 1) / kPartition - from_of(context - query_len(row)) / kPartition;
+    return (context + shape_.partition - 1) / shape_.partition - from_of(context - query_len(row)) / shape_.partition;
   }
 
   // All KV heads where every thread gets some partitions nevertheless.
   int32_t heads_together() const {
-    int64_t heads = std::clamp<int64_t>(kTokenBytes / shape_.head_bytes, 1, shape_.num_kv_heads);
+    const int64_t most = std::min<int64_t>(shape_.most_heads, shape_.num_kv_heads);
+    int64_t heads = std::clamp<int64_t>(kTokenBytes / shape_.head_bytes, 1, most);
     if (shape_.threads > 1) {
       int64_t partitions = 0;
       for (int32_t row = 0; row < batch_->rows; ++row) partitions += partitions_of(row);
@@ -154,10 +163,10 @@ class Plan {
 
   // The tokens [begin, end) that every query token of a row sees: from a partition's first on, and whole chunks.
   int32_t common_begin(int32_t row) const {
-    return (from_of(batch_->context_lens[row] - 1) + kPartition - 1) / kPartition * kPartition;
+    return (from_of(batch_->context_lens[row] - 1) + shape_.partition - 1) / shape_.partition * shape_.partition;
   }
   int32_t common_end(int32_t row) const {
-    return (batch_->context_lens[row] - query_len(row) + 1) / kChunk * kChunk;
+    return (batch_->context_lens[row] - query_len(row) + 1) / shape_.chunk * shape_.chunk;
   }
 
   // The blocks of a row from that of a token on.
@@ -176,7 +185,7 @@ class Plan {
     const size_t same = static_cast<size_t>(std::mismatch(first, first + count, blocks_from(b, begin)).first - first);
     if (same == count) return std::max(begin, end);
     const int64_t until = (begin / batch_->block_size + static_cast<int64_t>(same)) * batch_->block_size;
-    return std::max(begin, static_cast<int32_t>(until / kChunk * kChunk));
+    return std::max(begin, static_cast<int32_t>(until / shape_.chunk * shape_.chunk));
   }
 
   // Rows whose common tokens lie in the same blocks become neighbours, the longer they do the nearer.
@@ -228,15 +237,21 @@ class Plan {
     const int32_t first = static_cast<int32_t>(tokens.size());
     int32_t count = 0;
     for (size_t i = at; i < group.end; ++i) count += query_len(order_[i]);
-    const int32_t first_partition = begin / kPartition, last_partition = (group.shared + kPartition - 1) / kPartition;
+    const int32_t first_partition = begin / shape_.partition;
+    const int32_t last_partition = (group.shared + shape_.partition - 1) / shape_.partition;
     const int32_t heads = static_cast<int32_t>(shape_.num_kv_heads);
-    const Shared kept{begin, group.shared, reserve(first, count, first_partition, last_partition, 0, heads)};
+    // Whole partitions that every row begins with are folded right there, where there are tasks enough for all threads.
+    const int64_t parts = (count + task_tokens_ - 1) / task_tokens_ * heads;
+    const bool folded = shape_.chunk == shape_.partition && shape_.window == 0 && parts >= 2 * shape_.threads;
+    const int32_t end = folded ? first_partition + 1 : last_partition;
+    const Shared kept{begin, group.shared, reserve(first, count, first_partition, end, 0, heads), folded};
     for (size_t i = at; i < group.end; ++i) add_row(order_[i], kept);
-    for (int32_t partition = first_partition; partition < last_partition; ++partition) {
-      const int32_t limit = std::min(group.shared, (partition + 1) * kPartition);
+    const int32_t step = folded ? last_partition - first_partition : 1;
+    for (int32_t partition = first_partition; partition < last_partition; partition += step) {
+      const int32_t limit = std::min(group.shared, (partition + step) * shape_.partition);
       deal_out(count, [&](int32_t entry, int32_t size) {
-        add(prefixes, Task{leader, first + entry, size, 0, 0, partition, partition + 1, limit, Shared{}, kept.records,
-                           -1, price(limit - partition * kPartition, size)});
+        add(prefixes, Task{leader, first + entry, size, 0, 0, partition, partition + step, limit, Shared{},
+                           kept.records, folded, -1, price(limit - partition * shape_.partition, size)});
       });
     }
     return group.end;
@@ -256,8 +271,10 @@ class Plan {
     deal_out(count, [&](int32_t entry, int32_t size) {
       const int32_t begin = from[static_cast<size_t>(first + entry)];
       const int32_t end = seen[static_cast<size_t>(first + entry + size - 1)];
-      add(tasks, Task{row, first + entry, size, 0, 0, begin / kPartition, (end + kPartition - 1) / kPartition, end,
-                      shared, Records{}, -1, price(end - begin - (shared.end - shared.begin), size)});
+      const int32_t first_partition = begin / shape_.partition;
+      const int32_t last_partition = (end + shape_.partition - 1) / shape_.partition;
+      add(tasks, Task{row, first + entry, size, 0, 0, first_partition, last_partition, end, shared, Records{}, false,
+                      -1, price(end - begin - (shared.end - shared.begin), size)});
     });
   }
 
@@ -300,7 +317,7 @@ class Plan {
     for (size_t i = 0; i < count; ++i) {
       const Task whole = tasks[i];
       // What lies before a shared prefix stays with the first piece.
-      const int32_t cut = std::max(whole.begin, whole.shared.end / kPartition), partitions = whole.end - cut;
+      const int32_t cut = std::max(whole.begin, whole.shared.end / shape_.partition), partitions = whole.end - cut;
       const int64_t wanted = std::min<int64_t>(partitions, whole.cost / most);
       if (wanted < 2) continue;
       const int32_t size = static_cast<int32_t>((partitions + wanted - 1) / wanted);

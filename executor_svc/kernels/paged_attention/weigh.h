@@ -5,6 +5,7 @@
 #pragma once
 
 #include "dot.h"
+#include "plan.h"
 
 namespace octavo {
 namespace attention {
@@ -15,9 +16,6 @@ constexpr int kTileRows = 12;
 #else
 constexpr int kTileRows = 6;
 #endif
-
-// Query rows of a KV head that are few: their keys and values are not worth a copy.
-constexpr int kFewRows = 8;
 
 // Vectors side by side in a tile of R rows. Few rows alone would leave the multiply-add units waiting for their own
 // results.

@@ -15,6 +15,10 @@
 
 namespace octavo {
 
+// What has been written so far is in memory for the tiles that are loaded next. g++'s header does not tell the compiler
+// that loading reads memory: it could write later what a tile is to hold.
+inline void write_for_tiles() { __asm__ volatile("" ::: "memory"); }
+
 // The rows of each of the eight tiles.
 using TileRows = std::array<uint8_t, 8>;
 constexpr TileRows kWholeTiles = {16, 16, 16, 16, 16, 16, 16, 16};
@@ -37,6 +41,8 @@ class TilesInUse {
       uint8_t rows[16] = {};
     } shape;
     std::copy(rows.begin(), rows.end(), shape.rows);
+    // Nor that the shape is read beyond its first word.
+    __asm__ volatile("" ::"r"(&shape) : "memory");
     _tile_loadconfig(&shape);
   }
   ~TilesInUse() { _tile_release(); }

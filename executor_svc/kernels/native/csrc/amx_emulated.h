@@ -12,6 +12,8 @@
 
 namespace octavo {
 
+inline void write_for_tiles() {}
+
 using TileRows = std::array<uint8_t, 8>;
 constexpr TileRows kWholeTiles = {16, 16, 16, 16, 16, 16, 16, 16};
 
