@@ -304,6 +304,8 @@ class _WatchedLinear:
 
     def __init__(self, watch: Watch, linear: Any) -> None:
         self._call = watch._op("linear", linear)
+        self.logits = watch._op("linear", linear.logits)
+        self.likeliest = watch._op("linear", linear.likeliest)
         self.weight_rows = watch._op("weight_rows", linear.weight_rows)
 
     def __call__(self, x: Tensor) -> Tensor:
