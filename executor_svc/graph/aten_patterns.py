@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from math import isclose, pi, sqrt
 from typing import Any
 
 from torch import fx
@@ -124,15 +125,15 @@ def rotary(node: Any) -> tuple[fx.Node, fx.Node, fx.Node] | None:
 def rms_norm(node: Any) -> tuple[fx.Node, fx.Node, float] | None:
     """weight * (x / sqrt(mean(x^2) + eps)), the norm in float32. Returns x, weight and eps."""
     for weight, normed in (node.args, node.args[::-1]):
-        inner = skip_casts(normed) if isinstance(normed, fx.Node) else None
+        inner: Any = skip_casts(normed) if isinstance(normed, fx.Node) else None
         if not _calls(inner, "aten.mul.Tensor"):
             continue
         x, root = inner.args
         if not _calls(root, "aten.rsqrt.default"):
             continue
         total = root.args[0]
-        mean = total.args[0] if _calls(total, "aten.add.Tensor") else None
-        square = mean.args[0] if _calls(mean, "aten.mean.dim") and mean.args[1:] == ([-1], True) else None
+        mean: Any = total.args[0] if _calls(total, "aten.add.Tensor") else None
+        square: Any = mean.args[0] if _calls(mean, "aten.mean.dim") and mean.args[1:] == ([-1], True) else None
         if not _calls(square, "aten.pow.Tensor_Scalar") or square.args != (x, 2):
             continue
         eps = total.args[1]
@@ -145,17 +146,17 @@ def _narrow(x: Any) -> Any:
     return x.args[0] if name_of(x) == "aten.to.dtype" else x
 
 
-def gelu_new(node: Any, isclose_sqrt: Callable[[float], bool]) -> fx.Node | None:
+def gelu_new(node: Any) -> fx.Node | None:
     """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))). Returns x."""
     half, outer = node.args
     if not _calls(half, "aten.mul.Tensor") or half.args[1] != 0.5 or not _calls(outer, "aten.add.Tensor"):
         return None
     x, (tanh, one) = half.args[0], outer.args
-    scaled = tanh.args[0] if _calls(tanh, "aten.tanh.default") and one == 1.0 else None
-    if not _calls(scaled, "aten.mul.Tensor") or not isclose_sqrt(scaled.args[1]):
+    scaled: Any = tanh.args[0] if _calls(tanh, "aten.tanh.default") and one == 1.0 else None
+    if not _calls(scaled, "aten.mul.Tensor") or not isclose(scaled.args[1], sqrt(2 / pi), rel_tol=1e-6):
         return None
     total = scaled.args[0]
-    cubic = total.args[1] if _calls(total, "aten.add.Tensor") and total.args[0] is x else None
+    cubic: Any = total.args[1] if _calls(total, "aten.add.Tensor") and total.args[0] is x else None
     if not _calls(cubic, "aten.mul.Tensor") or cubic.args[1] != 0.044715:
         return None
     cube = cubic.args[0]

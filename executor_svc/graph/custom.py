@@ -133,8 +133,8 @@ def _check(
         raise CustomOpError(f"{op.name}: there is no example to check it on")
     for number, example in enumerate(examples):
         where = f"{op.name}, example {number}"
-        arguments = [each.to(device) if isinstance(each, Tensor) else each for each in example]
-        before = [each.clone() if isinstance(each, Tensor) else each for each in arguments]
+        # Copies: a version may change what it is given.
+        arguments, before = ([_copy(each, device) for each in example] for _ in range(2))
         try:
             expected, given = _tuple(op.reference(*before)), _tuple(function(*arguments))
         except Exception as error:  # whatever the versions do
@@ -161,7 +161,7 @@ def _compare(where: str, mine: Any, theirs: Any, dtype: torch.dtype) -> None:
     rtol, atol = TOLERANCES[dtype]
     wide, expected = mine.float(), theirs.float()
     if not torch.allclose(wide, expected, rtol=rtol, atol=atol, equal_nan=True):
-        worst = float((wide - expected).abs().nan_to_num(torch.inf).max())
+        worst = float((wide - expected).abs().nan_to_num(torch.inf, posinf=torch.inf).max())
         raise CustomOpError(
             f"{where}: differs from the reference by up to {worst:.3g}; {dtype} allows {rtol} of it and {atol}"
         )
@@ -183,6 +183,10 @@ def _result(graph: ModelGraph, fused: fx.Node, index: int, shape: Shape) -> fx.N
     node = graph.nodes.create_node("call_function", _item, (fused, index), {}, "item")
     node.meta["shape"] = shape
     return node
+
+
+def _copy(argument: Any, device: torch.device) -> Any:
+    return argument.to(device, copy=True) if isinstance(argument, Tensor) else argument
 
 
 def _tuple(result: Any) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from torch import fx
 
 from executor_svc.graph.capture import capture_function
 from executor_svc.graph.model_graph import ModelGraph
-from executor_svc.graph.ops import add, multiply
+from executor_svc.graph.ops import Op, add, multiply
 
 _COMMUTATIVE = (add, multiply)
 
@@ -37,6 +37,8 @@ class Pattern:
         graph, self._outputs = capture_function(function, dict.fromkeys(names, ()))
         self._inputs = graph.inputs
         self._calls = [node for node in graph.nodes.nodes if node.op == "call_function"]
+        if not all(isinstance(node.target, Op) for node in self._calls):
+            raise ValueError("a pattern is made of the ops of executor_svc.graph.ops alone")
         reached = set(_ancestors(self._outputs[-1]))
         if not self._calls or not set(self._calls) <= reached:
             raise ValueError("a pattern calls ops, and all that it computes leads to its last result")

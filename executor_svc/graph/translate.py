@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import isclose, sqrt
 from typing import Any
 
 from torch import Tensor, fx
@@ -129,7 +128,8 @@ class _Translator:
                 value = node.meta["val"]
                 is_floating = isinstance(value, Tensor) and value.dtype.is_floating_point
                 if is_floating and value.dim() == 3 and not aten.is_angle(node):
-                    return aten.skip_casts(node)
+                    found: fx.Node = aten.skip_casts(node)
+                    return found
         raise NotTranslatableError("no hidden states come of the embedding")
 
     def _of(self, node: Any, layout: str = WIDE) -> Any:
@@ -204,11 +204,9 @@ class _Translator:
             if of is None or self._tensor(weight) is None:
                 return None
             return _Value(ops.rms_norm(of, self._parameter(weight), eps), WIDE)
-        source = aten.gelu_new(
-            node, isclose_sqrt=lambda value: isclose(value, sqrt(2 / 3.141592653589793), rel_tol=1e-6)
-        )
-        if source is not None:
-            of = self._of(source)
+        activated = aten.gelu_new(node)
+        if activated is not None:
+            of = self._of(activated)
             return None if of is None else _Value(ops.gelu(of, True), WIDE)
         first, second = self._of(x), self._of(y)
         return None if first is None or second is None else _Value(ops.multiply(first, second), WIDE)

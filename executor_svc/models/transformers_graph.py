@@ -162,7 +162,8 @@ def _prologue(
         if node not in needed:
             needed.add(node)
             todo += node.all_input_nodes
-    graph, copies, arguments = fx.Graph(), {}, []
+    graph, arguments = fx.Graph(), []
+    copies: dict[fx.Node, fx.Node] = {}
     for node in exported.nodes:
         is_given = node.op == "placeholder" and node.name not in tensors
         if node in needed or is_given:

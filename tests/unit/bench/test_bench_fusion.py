@@ -70,8 +70,10 @@ def test_the_figures_are_whole() -> None:
     assert all(0 <= share <= 1 for share in figures["share_outside_linears"].values())
     assert figures["passes"] == [each.name for each in PASSES]
     for taken in figures["activation_bytes"].values():
-        assert taken["on"] < taken["freed"] < taken["kept"]
-    assert 0 < figures["activation_memory_reduction_of_freed"] < figures["activation_memory_reduction"] < 1
+        assert taken["on"] <= taken["freed"] < taken["kept"]
+    # GPT-2's activation is done in place.
+    assert figures["activation_bytes"]["gpt2"]["on"] < figures["activation_bytes"]["gpt2"]["freed"]
+    assert 0 <= figures["activation_memory_reduction_of_freed"] < figures["activation_memory_reduction"] < 1
     assert figures["explained"]["figure"] in names
     assert {"linear", "attention", "norms"} <= figures["explained"]["saved_ms"].keys()
 

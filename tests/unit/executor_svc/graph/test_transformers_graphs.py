@@ -135,7 +135,7 @@ def test_the_fallback_serves_a_graph(tmp_path: Path, passes: str) -> None:
 
 def test_what_is_not_known_runs_as_its_own_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Partial rotary embeddings are none of the known patterns: the reason is logged, and the model served."""
-    theirs = _save(tmp_path, "StableLmConfig")
+    theirs = _save(tmp_path, "StableLmConfig", hidden_size=64)
     with caplog.at_level(logging.INFO, logger="executor_svc.models.transformers_graph"):
         model = load_transformers_lm(tmp_path, torch.float32, CPU, build_kernels("cpu"))
     assert model.graph is None
