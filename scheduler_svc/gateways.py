@@ -254,6 +254,8 @@ class Gateways:
                     self._look_at_queues()
                 return
         attachment.answer(accepted_frame(counter, num_cached_tokens))
+        # Right behind it: a gateway counts what it has submitted until it is answered, and this count from then on.
+        self._look_at_queues()
 
     def take_up(self, attachment: Attachment, counter: int, first_id: RequestId, tenant: str) -> None:
         """Hand a request over to the gateway of this stream. Who had it is told once that one submits it in turn: were
