@@ -218,7 +218,7 @@ class SchedulerClient:
             incarnation=self._live.incarnation,
             cell=self._cell_name,
             highest_term=self._highest_term,
-            live_requests=[request.counter for request in self._live.unended()],
+            live_requests=self._live.wanted(),
         )
         return scheduler_pb2.AttachRequest(hello=hello)
 
