@@ -130,6 +130,10 @@ class Load:
             raise SettingsError(
                 f"--deterministic: {self.architecture} is run by {self.code}, whose results depend on the batch"
             )
+        if self.kernels.name == "cpu" and self.code == CausalLM.code:
+            # From here on torch has small things to do. Its threads would look for more of them for some milliseconds
+            # each time, on the processors of those that compute.
+            torch.set_num_threads(1)
         self._stages.done("weights")
         runner = self._runner(model) if accelerator is None else self._pipelined(model, accelerator)
         limits = runner.limits

@@ -92,11 +92,17 @@ def profiled(kernels: KernelSet, times: OpTimes) -> KernelSet:
 class _TimedLinear:
     def __init__(self, linear: Linear, times: OpTimes) -> None:
         self._call = times.timed("linear", linear)
+        self._logits = times.timed("linear", linear.logits)
         self._rows = times.timed("embedding", linear.weight_rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
         result: Tensor = self._call(x)
+        return result
+
+    def logits(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        result: Tensor = self._logits(x)
         return result
 
     def weight_rows(self, indices: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ class CausalLM:
             return hidden.new_empty((0, config.vocab_size)).float()
         if ends.project_out is not None:
             hidden = ends.project_out(hidden)
-        logits = ends.head(hidden).float()
+        logits = ends.head.logits(hidden)
         if config.logit_scale != 1.0:
             logits *= config.logit_scale
         if config.logit_soft_cap:

@@ -64,8 +64,9 @@ def test_the_exact_function_is_torch_s(tanh: bool) -> None:
 
 @each_form
 def test_the_ends(compiled: KernelSet, tanh: bool) -> None:
-    """Far above it is x itself, far below it is zero and never positive; infinities and NaN are what the formula gives,
-    and what the reference gives; zeros keep their sign.
+    """Far above it is x itself, far below it is zero and never positive; infinities and NaN are what the formula gives;
+    zeros keep their sign. So it is with the reference, save at infinities: what torch makes of them depends on the
+    processor.
     """
     x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 3e38, -3e38, 40.0, -40.0, 1e4, -1e4])
     result = compiled.gelu(x[None], tanh=tanh)[0]
@@ -73,7 +74,7 @@ def test_the_ends(compiled: KernelSet, tanh: bool) -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(result.signbit()[3:], expected.signbit()[3:])
     reference = build_kernels("reference").gelu(x[None], tanh=tanh)[0]
-    torch.testing.assert_close(result, reference, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(result[2:], reference[2:], rtol=0, atol=0, equal_nan=True)
     below = compiled.gelu(torch.linspace(-60, -1e-30, 100_001)[None], tanh=tanh)
     assert (below <= 0).all()
 

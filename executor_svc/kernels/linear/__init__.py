@@ -17,6 +17,12 @@ class Linear(Protocol):
         dtype, accumulated in float32. x is not changed.
         """
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Give the same as a new float32 [T, out_features]: of a head.
+
+        What was summed in float32 need not have been rounded to the weight's dtype in between.
+        """
+
     def weight_rows(self, indices: Tensor) -> Tensor:
         """Give rows of the weight as it was packed, a new [T, in_features], for indices int64 [T] below out_features.
 

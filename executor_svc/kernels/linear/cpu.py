@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from ctypes import addressof
 
 import torch
@@ -31,23 +32,27 @@ class _Weight(ctypes.Structure):
 _CHUNK_BYTES = 32 << 20
 
 
-class _PanelMemory:
+class PanelMemory:
     """Memory of panels, in chunks of huge pages that weights share: a stream over small pages halts at each one's end,
-    where the processor's own prefetcher stops too. A chunk goes with its last weight.
+    where the processor's own prefetcher stops too. A chunk goes with its last weight. Threads that load layers side by
+    side take from it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_bytes: int = _CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._lock = threading.Lock()
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         """Return memory that nobody has, contiguous and aligned to a line of the cache."""
         num_bytes = num_elements * dtype.itemsize
         whole = -(-num_bytes // 64) * 64
-        if whole > len(self._rest):
-            chunk = torch.empty(max(_CHUNK_BYTES, whole) + HUGE_PAGE_BYTES, dtype=torch.uint8)
-            advise_huge_pages(chunk)
-            self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE_BYTES :]
-        taken, self._rest = self._rest[:num_bytes], self._rest[whole:]
+        with self._lock:
+            if whole > len(self._rest):
+                chunk = torch.empty(max(self._chunk_bytes, whole) + HUGE_PAGE_BYTES, dtype=torch.uint8)
+                advise_huge_pages(chunk)
+                self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE_BYTES :]
+            taken, self._rest = self._rest[:num_bytes], self._rest[whole:]
         return taken.view(dtype)
 
 
@@ -74,9 +79,16 @@ class NativeLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear."""
+        return self._product(x, self._dtype)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """See Linear."""
+        return self._product(x, torch.float32)
+
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        out = torch.empty((len(x), self._out_features), dtype=self._dtype)
-        self._multiply(self._address, x.data_ptr(), out.data_ptr(), len(x))
+        out = torch.empty((len(x), self._out_features), dtype=dtype)
+        self._multiply(self._address, x.data_ptr(), out.data_ptr(), len(x), dtype == torch.float32)
         return out
 
     def weight_rows(self, indices: Tensor) -> Tensor:
@@ -88,7 +100,7 @@ class NativeLinear:
 
 def make_pack_linear(library: NativeLibrary) -> PackLinear:
     """Make the op. A float32 weight whose values are all bfloat16 is held in 16 bits: nothing is lost."""
-    memory = _PanelMemory()
+    memory = PanelMemory()
     float32, bfloat16 = _Float32(library, memory), _Bfloat16(library, memory)
 
     def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -100,9 +112,9 @@ def make_pack_linear(library: NativeLibrary) -> PackLinear:
 class _Float32:
     """The functions of linear.cpp."""
 
-    def __init__(self, library: NativeLibrary, memory: _PanelMemory) -> None:
+    def __init__(self, library: NativeLibrary, memory: PanelMemory) -> None:
         self._memory = memory
-        self.multiply = library.function("octavo_linear", ADDRESS, ADDRESS, ADDRESS, INT64)
+        self.multiply = library.function("octavo_linear", ADDRESS, ADDRESS, ADDRESS, INT64, INT32)
         self.weight_rows = library.function("octavo_linear_weight_rows", ADDRESS, ADDRESS, ADDRESS, INT64)
         self._pack = library.function("octavo_pack_linear", ADDRESS, INT64, INT64, INT32, ADDRESS)
         self._fits_bfloat16 = library.function("octavo_fits_bfloat16", ADDRESS, INT64, result=INT32)
@@ -120,9 +132,9 @@ class _Float32:
 class _Bfloat16:
     """The functions of linear_bf16.cpp."""
 
-    def __init__(self, library: NativeLibrary, memory: _PanelMemory) -> None:
+    def __init__(self, library: NativeLibrary, memory: PanelMemory) -> None:
         self._memory = memory
-        self.multiply = library.function("octavo_linear_bf16", ADDRESS, ADDRESS, ADDRESS, INT64)
+        self.multiply = library.function("octavo_linear_bf16", ADDRESS, ADDRESS, ADDRESS, INT64, INT32)
         self.weight_rows = library.function("octavo_linear_bf16_weight_rows", ADDRESS, ADDRESS, ADDRESS, INT64)
         self._pack = library.function("octavo_pack_linear_bf16", ADDRESS, INT64, INT64, ADDRESS)
         self._num_words = library.function("octavo_linear_bf16_words", INT64, INT64, result=INT64)

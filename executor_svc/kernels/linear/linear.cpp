@@ -155,8 +155,8 @@ using namespace octavo;
 
 OCTAVO_EXPORT int64_t octavo_linear_panel() { return kPanel; }
 
-// x is [rows, in], out [rows, out], both contiguous.
-OCTAVO_EXPORT void octavo_linear(const Weight* weight, const float* x, float* out, int64_t rows) {
+// x is [rows, in], out [rows, out], both contiguous. The last argument is that of octavo_linear_bf16, which has a choice.
+OCTAVO_EXPORT void octavo_linear(const Weight* weight, const float* x, float* out, int64_t rows, int32_t) {
   const int64_t panels = (weight->out_features + kPanel - 1) / kPanel;
   const Call call{weight, x, out, rows};
   Shares shares;

@@ -1,9 +1,7 @@
 // Linear layers of bfloat16 activations and weights, summed in float32.
 //
-// Weights lie in pairs: a 32-bit word holds one column's weights for two neighbouring inputs, and the activations come in
-// the same pairs, so that one instruction multiplies both and adds both where the processor has it (AVX512-BF16). AMX
-// multiplies 16 rows of 32 inputs by 16 columns at a time, from the very same layout. Elsewhere a word is split by a shift
-// and a mask, and the arithmetic is float32's.
+// AVX512-BF16 multiplies and adds a pair of inputs by one instruction; AMX multiplies 16 rows of 32 inputs by 16 columns,
+// from the very same layout (tiles.h). Elsewhere a word is split by a shift and a mask, and the arithmetic is float32's.
 //
 // An output is one running sum over the pairs, in order, whatever the number of rows.
 #include <algorithm>
@@ -11,126 +9,17 @@
 #include <vector>
 
 #include "../native/csrc/program.h"
-#include "../native/csrc/simd.h"
 #include "../native/csrc/team.h"
+#include "bf16.h"
 
-#if defined(OCTAVO_EMULATE_AMX)
-#include "../native/csrc/amx_emulated.h"
-#elif defined(__AMX_BF16__)
-#include "../native/csrc/amx.h"
-#endif
+#if defined(OCTAVO_EMULATE_AMX) || defined(__AMX_BF16__)
+#include "tiles.h"
+#else
 
 namespace octavo {
 namespace {
 
-// Inputs that a weight is padded to with zeros: the depth of a tile.
-constexpr int64_t kDepth = 32;
-// Columns of a panel. Two vectors of AVX-512, two tiles of AMX.
-constexpr int kPanel = 32;
-constexpr int kVectors = kPanel / kLanes;
-
-struct Weight {
-  const uint32_t* panels;  // [out / kPanel, rounded up][in / 2, padded][kPanel]
-  const float* bias;       // [out], or null
-  int64_t out_features;
-  int64_t in_features;
-};
-
-int64_t padded(int64_t in_features) { return (in_features + kDepth - 1) / kDepth * kDepth; }
-
-struct Call {
-  const Weight* weight;
-  const bf16* x;  // [rows, padded(in)], zeros behind in
-  bf16* out;
-  int64_t rows;
-};
-
-const uint32_t* panel_of(const Weight& weight, int64_t panel) {
-  return weight.panels + panel * (padded(weight.in_features) / 2) * kPanel;
-}
-
-// sums is [rows, kPanel].
-void finish(const Call& call, int64_t row, int64_t rows, int64_t panel, const float* sums) {
-  const Weight& weight = *call.weight;
-  const int64_t column = panel * kPanel;
-  const int64_t width = std::min<int64_t>(kPanel, weight.out_features - column);
-  for (int64_t r = 0; r < rows; ++r) {
-    bf16* out = call.out + (row + r) * weight.out_features + column;
-    for (int64_t i = 0; i < width; ++i)
-      out[i] = to_bf16(sums[r * kPanel + i] + (weight.bias ? weight.bias[column + i] : 0.0f));
-  }
-}
-
-#if defined(OCTAVO_TILES)
-
-constexpr int64_t kRowsAtOnce = 32;
-// Bytes that are fetched ahead of the multiplication, per step of kDepth inputs.
-constexpr int64_t kStepBytes = kDepth / 2 * kPanel * 4;
-constexpr int64_t kAhead = 8 * kStepBytes;
-
-// Two by two tiles: each tile of weights meets 32 rows, each tile of activations 32 columns.
-void multiply_32(const bf16* x, int64_t stride, const uint32_t* w, int64_t steps, float* sums) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t step = 0; step < steps; ++step) {
-    const uint32_t* tiles = w + step * (kDepth / 2) * kPanel;
-    for (int64_t line = 0; line < kStepBytes; line += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(tiles) + kAhead + line, 0, 3);
-    _tile_loadd(4, x + step * kDepth, stride * 2);
-    _tile_loadd(6, tiles, kPanel * 4);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, tiles + 16, kPanel * 4);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, x + 16 * stride + step * kDepth, stride * 2);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, sums, kPanel * 4);
-  _tile_stored(1, sums + 16, kPanel * 4);
-  _tile_stored(2, sums + 16 * kPanel, kPanel * 4);
-  _tile_stored(3, sums + 16 * kPanel + 16, kPanel * 4);
-}
-
-void multiply_16(const bf16* x, int64_t stride, const uint32_t* w, int64_t steps, float* sums) {
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int64_t step = 0; step < steps; ++step) {
-    const uint32_t* tiles = w + step * (kDepth / 2) * kPanel;
-    for (int64_t line = 0; line < kStepBytes; line += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(tiles) + kAhead + line, 0, 3);
-    _tile_loadd(4, x + step * kDepth, stride * 2);
-    _tile_loadd(6, tiles, kPanel * 4);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, tiles + 16, kPanel * 4);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  _tile_stored(0, sums, kPanel * 4);
-  _tile_stored(1, sums + 16, kPanel * 4);
-}
-
-void multiply_share(const Call& call, int64_t begin, int64_t end) {
-  const int64_t stride = padded(call.weight->in_features), steps = stride / kDepth;
-  alignas(64) float sums[kRowsAtOnce * kPanel];
-  const TilesInUse tiles;
-  for (int64_t panel = begin; panel < end; ++panel) {
-    const uint32_t* w = panel_of(*call.weight, panel);
-    for (int64_t row = 0; row < call.rows; row += kRowsAtOnce) {
-      const int64_t rows = std::min(kRowsAtOnce, call.rows - row);
-      // Rows behind the last are zeros of the scratch that x was copied to.
-      (rows > 16 ? multiply_32 : multiply_16)(call.x + row * stride, stride, w, steps, sums);
-      finish(call, row, rows, panel, sums);
-    }
-  }
-}
-
-constexpr int64_t kRowsMultiple = kRowsAtOnce;
-
-#else
-
 constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 1;
-constexpr int64_t kRowsMultiple = 1;
 
 // sum + a's low half times w's + a's high half times w's.
 Vec add_products(Vec sum, Bits a, Bits w) {
@@ -181,44 +70,47 @@ void multiply_share(const Call& call, int64_t begin, int64_t end) {
       dispatch_rows(std::min<int64_t>(kTileRows, call.rows - row), call, row, panel);
 }
 
-#endif
-
-// x with its rows padded to whole tiles, zeros where it has nothing. The memory is kept: a step takes none.
-const bf16* pad_rows(const bf16* x, int64_t rows, int64_t in_features) {
-  const int64_t stride = padded(in_features);
-  if (stride == in_features && rows % kRowsMultiple == 0) return x;
+// x with zeros behind its inputs, as deep as the weights. The memory is kept: a step takes none.
+const bf16* pad(const Call& call) {
+  const int64_t in_features = call.weight->in_features, stride = padded(in_features);
+  if (stride == in_features) return call.x;
   static thread_local std::vector<bf16> scratch;
-  const int64_t all = (rows + kRowsMultiple - 1) / kRowsMultiple * kRowsMultiple;
-  if (static_cast<int64_t>(scratch.size()) < all * stride) scratch.resize(all * stride);
-  for (int64_t row = 0; row < all; ++row) {
-    bf16* to = scratch.data() + row * stride;
-    const int64_t taken = row < rows ? in_features : 0;
-    std::copy(x + row * in_features, x + row * in_features + taken, to);
-    std::fill(to + taken, to + stride, bf16{0});
+  if (static_cast<int64_t>(scratch.size()) < call.rows * stride) scratch.resize(call.rows * stride);
+  for (int64_t row = 0; row < call.rows; ++row) {
+    bf16* const to = scratch.data() + row * stride;
+    std::copy_n(call.x + row * in_features, in_features, to);
+    std::fill(to + in_features, to + stride, bf16{0});
   }
   return scratch.data();
+}
+
+void multiply(const Call& call) {
+  Call deep = call;
+  deep.x = pad(call);
+  const int64_t panels = num_panels(*call.weight);
+  Shares shares;
+  shares.start(panels, std::max<int64_t>(1, panels / (team_size() * 8)));
+  on_team([&] {
+    int64_t begin, end;
+    while (shares.take(&begin, &end)) multiply_share(deep, begin, end);
+  });
 }
 
 }  // namespace
 }  // namespace octavo
 
+#endif
+
 using namespace octavo;
 
 // Words that the panels of a weight take.
 OCTAVO_EXPORT int64_t octavo_linear_bf16_words(int64_t out_features, int64_t in_features) {
-  return (out_features + kPanel - 1) / kPanel * kPanel * (padded(in_features) / 2);
+  return num_panels(Weight{nullptr, nullptr, out_features, in_features}) * kPanel * (padded(in_features) / 2);
 }
 
-// x is [rows, in], out [rows, out], both contiguous.
-OCTAVO_EXPORT void octavo_linear_bf16(const Weight* weight, const bf16* x, bf16* out, int64_t rows) {
-  const int64_t panels = (weight->out_features + kPanel - 1) / kPanel;
-  const Call call{weight, pad_rows(x, rows, weight->in_features), out, rows};
-  Shares shares;
-  shares.start(panels, std::max<int64_t>(1, panels / (team_size() * 8)));
-  on_team([&] {
-    int64_t begin, end;
-    while (shares.take(&begin, &end)) multiply_share(call, begin, end);
-  });
+// x is [rows, in], out [rows, out], both contiguous; out is bfloat16, or float32 where nothing is to be rounded.
+OCTAVO_EXPORT void octavo_linear_bf16(const Weight* weight, const bf16* x, void* out, int64_t rows, int32_t to_float32) {
+  multiply(Call{weight, x, out, rows, to_float32 != 0});
 }
 
 // Rows of the weight, [count, in].

@@ -18,6 +18,9 @@ class ReferenceLinear:
     def __call__(self, x: Tensor) -> Tensor:  # noqa: D102 - the contract is Linear's
         return F.linear(x, self.weight, self.bias)
 
+    def logits(self, x: Tensor) -> Tensor:  # noqa: D102 - the contract is Linear's
+        return self(x).float()
+
     def weight_rows(self, indices: Tensor) -> Tensor:  # noqa: D102 - the contract is Linear's
         return F.embedding(indices, self.weight)
 

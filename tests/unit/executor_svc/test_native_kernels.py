@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,7 @@ from instruction_sets import instruction_set_param
 
 from executor_svc.cpu_features import cpu_features
 from executor_svc.kernels import build_kernels
-from executor_svc.kernels.linear.cpu import make_pack_linear
+from executor_svc.kernels.linear.cpu import PanelMemory, make_pack_linear
 from executor_svc.kernels.native import build as native_build
 from executor_svc.kernels.native.__main__ import main
 from executor_svc.kernels.native.build import BUILT_AHEAD_IN, KernelBuildError, build, find_library, library_name
@@ -197,14 +199,15 @@ each_library = pytest.mark.parametrize(
 @each_library
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["float32", "float32 of bfloat16", "bfloat16"])
-def test_a_row_is_the_same_whatever_stands_beside_it(isa: InstructionSet, threads: int, kind: str) -> None:
-    """Bit for bit: alone, among few, among many, with any number of threads, at sizes that fill no panel or tile; and
-    right, by float64.
+@pytest.mark.parametrize("width", [77, 96])
+def test_a_row_is_the_same_whatever_stands_beside_it(isa: InstructionSet, threads: int, kind: str, width: int) -> None:
+    """Bit for bit: alone, among few, among many, with any number of threads, at sizes that fill panels and tiles and at
+    such that do not; and right, by float64. Logits are the same, not rounded.
     """
     pack_linear = make_pack_linear(load_library(threads, isa))
     generator = torch.Generator().manual_seed(0)
-    weight, bias = torch.randn((203, 77), generator=generator), torch.randn(203, generator=generator)
-    rows = torch.randn((1100, 77), generator=generator)
+    weight, bias = torch.randn((203, width), generator=generator), torch.randn(203, generator=generator)
+    rows = torch.randn((1100, width), generator=generator)
     if kind != "float32":
         weight = weight.bfloat16().float()
     if kind == "bfloat16":
@@ -216,9 +219,13 @@ def test_a_row_is_the_same_whatever_stands_beside_it(isa: InstructionSet, thread
     exact = rows.double() @ weight.double().T + bias.double()
     tolerance = 2**-8 if kind == "bfloat16" else 1e-5
     torch.testing.assert_close(whole.double(), exact, rtol=tolerance, atol=1e-4)
+    logits = linear.logits(rows)
+    torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-4)
+    assert torch.equal(logits.to(whole.dtype), whole)
     for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 16, 17, 31, 32, 33, 64, 400):
         for start in (0, 3):
             assert torch.equal(linear(rows[start : start + count]), whole[start : start + count])
+        assert torch.equal(linear.logits(rows[:count]), logits[:count])
 
 
 @each_library
@@ -231,6 +238,21 @@ def test_a_row_with_nan_spoils_no_other(isa: InstructionSet, dtype: torch.dtype)
     nan = linear(x).isnan()
     assert nan[17].all()
     assert nan.sum() == 40
+
+
+def test_threads_that_pack_side_by_side_share_no_memory() -> None:
+    """Layers are loaded by several threads: each weight has its own memory, aligned, and all of it is there."""
+    memory = PanelMemory(chunk_bytes=8192)
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            taken = list(pool.map(lambda n: memory.take(1 + n % 500, torch.float32), range(20_000)))
+    finally:
+        sys.setswitchinterval(switch_interval)
+    assert all(len(each) == 1 + n % 500 and each.data_ptr() % 64 == 0 for n, each in enumerate(taken))
+    spans = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in taken)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 def test_sixteen_bits_hold_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:

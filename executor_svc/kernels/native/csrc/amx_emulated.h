@@ -2,6 +2,7 @@
 // Programming Reference, TDPBF16PS) sums the even and the odd products apart in a step and adds both to the tile.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -11,27 +12,35 @@
 
 namespace octavo {
 
+using TileRows = std::array<uint8_t, 8>;
+constexpr TileRows kWholeTiles = {16, 16, 16, 16, 16, 16, 16, 16};
+
 inline thread_local unsigned char tile_bytes[8][16][64];
+inline thread_local TileRows tile_rows;
 
 struct TilesInUse {
   // Whoever reads a tile that nobody wrote gets NaN.
-  TilesInUse() { std::memset(tile_bytes, 0xff, sizeof tile_bytes); }
+  explicit TilesInUse(const TileRows& rows = kWholeTiles) {
+    tile_rows = rows;
+    std::memset(tile_bytes, 0xff, sizeof tile_bytes);
+  }
   ~TilesInUse() {}
 };
 
 inline void emulated_tile_zero(int tile) { std::memset(tile_bytes[tile], 0, sizeof tile_bytes[tile]); }
 
 inline void emulated_tile_loadd(int tile, const void* base, int64_t stride) {
-  for (int row = 0; row < 16; ++row)
+  for (int row = 0; row < tile_rows[tile]; ++row)
     std::memcpy(tile_bytes[tile][row], static_cast<const char*>(base) + row * stride, 64);
 }
 
 inline void emulated_tile_stored(int tile, void* base, int64_t stride) {
-  for (int row = 0; row < 16; ++row) std::memcpy(static_cast<char*>(base) + row * stride, tile_bytes[tile][row], 64);
+  for (int row = 0; row < tile_rows[tile]; ++row)
+    std::memcpy(static_cast<char*>(base) + row * stride, tile_bytes[tile][row], 64);
 }
 
 inline void emulated_tile_dpbf16ps(int sums, int a, int b) {
-  for (int row = 0; row < 16; ++row) {
+  for (int row = 0; row < tile_rows[sums]; ++row) {
     float sum[16];
     std::memcpy(sum, tile_bytes[sums][row], sizeof sum);
     for (int column = 0; column < 16; ++column) {

@@ -163,6 +163,10 @@ static inline Bits rounded_up_halves(Vec x) {
 #endif
 }
 static inline void store(bf16* p, Vec x) {
+#if defined(__AVX512BF16__)
+  // It differs from to_bf16 in what is below the smallest normal float32, which becomes zero.
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+#else
   const Bits halves = rounded_up_halves(x);
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(halves, 16)));
@@ -172,6 +176,7 @@ static inline void store(bf16* p, Vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 #else
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<bf16>(halves[i] >> 16);
+#endif
 #endif
 }
 // The lanes of two vectors in turn: what low_halves and high_halves of the 2 * kLanes bfloat16 from p on give back.
