@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import grpc
 import grpc.aio
 import uvloop
+from run_queue import waited
 
 from octavo.rpc.channel import open_channel
 from octavo.v1 import inference_pb2
@@ -109,6 +111,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "lags": offers.lags,
         "failures": offers.failures,
         "cpu_s": time.process_time(),
+        "cpu_wait_s": waited(os.getpid()),
     }
 
 

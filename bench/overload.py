@@ -11,9 +11,11 @@ that ten times its capacity is hundreds of requests a second; or that of `--mode
     served_fraction           of that, what ended in a second under the overload
     failed                    accepted requests that did not end well
     refused_early_fraction    of the refusals, those by the gateway itself, which has not asked the scheduler
-    refused_p50_ms, _p99_ms   from asking to the refusal, as the client sees it
-    generator_lag_p99_ms      how late requests were asked: the load generator's own share of these times
+    refused_p50_ms, _p99_ms   from asking to the refusal, as the load generator sees it
+    probe_p50_ms, _p99_ms     the same as another client sees it, which asks little and has nothing else to do
+    generator_lag_p99_ms      how late requests were asked: the load generator's own share of its times
     cpu_share                 of one core, by process, under the overload
+    cpu_wait_share            of the time, by process, for how much of it threads waited for a core: the machine's share
     growth_bytes              of each process, from a quarter of the overload to its end
     is_idle                   afterwards: nothing lives, no block is owned, every permit is back
 
@@ -41,11 +43,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import psutil
 from factories import make_llama
 from metrics_page import Page, scrape
+from run_queue import waited
 from stack import ProcessStack, processes, wait_idle
 
 from octavo.models.prepare import prepare
 from octavo.models.prepared import PreparedModel, open_prepared
 
+PROBES_PER_SECOND = 20.0
 OFFERS = Path(__file__).with_name("offers.py")
 ROWS = 8
 WAITING = 8
@@ -94,20 +98,25 @@ class Watched:
         self._seconds = seconds
         self.growth: dict[str, int] = {}
         self.cpu: dict[str, float] = {}
+        self.cpu_wait: dict[str, float] = {}
 
     async def run(self) -> None:
         """Look twice."""
         await asyncio.sleep(self._seconds / 4)
-        early, cpu = self._memory(), self._cpu()
-        await asyncio.sleep(self._seconds * 3 / 4)
+        early, cpu, wait = self._memory(), self._cpu(), self._cpu_wait()
+        await asyncio.sleep(length := self._seconds * 3 / 4)
         self.growth = {name: held - early[name] for name, held in self._memory().items()}
-        self.cpu = {name: (used - cpu[name]) / (self._seconds * 3 / 4) for name, used in self._cpu().items()}
+        self.cpu = {name: (used - cpu[name]) / length for name, used in self._cpu().items()}
+        self.cpu_wait = {name: (waited - wait[name]) / length for name, waited in self._cpu_wait().items()}
 
     def _memory(self) -> dict[str, int]:
         return {name: process.memory_info().rss for name, process in self._processes.items()}
 
     def _cpu(self) -> dict[str, float]:
         return {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
+
+    def _cpu_wait(self) -> dict[str, float]:
+        return {name: waited(process.pid) for name, process in self._processes.items()}
 
 
 @contextlib.asynccontextmanager
@@ -139,31 +148,44 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         offered = per_second * arguments.times
         watched = Watched(stack, seconds)
         watching: list[asyncio.Task[None]] = []
-        flags += ["--rate", str(offered)]
-        seen = await offer(stack, seconds, flags, lambda: watching.append(asyncio.create_task(watched.run())))
+        probes = min(PROBES_PER_SECOND, offered / 2)
+        seen, probed = await asyncio.gather(
+            offer(
+                stack,
+                seconds,
+                [*flags, "--rate", str(offered - probes)],
+                lambda: watching.append(asyncio.create_task(watched.run())),
+            ),
+            offer(stack, seconds, [*flags, "--rate", str(probes)], lambda: None),
+        )
         await asyncio.gather(*watching)
         load = await wait_idle(stack)
         page = await scrape(int(stack.metrics_address("gateway").rpartition(":")[2]))
         is_idle = not (load.num_requests or sum(each.owned_blocks for each in load.executors))
-    refused = sorted(seen["refused_after"]) or [0.0]
-    served = sum(at <= seconds for at in seen["ended_at"])
+    refused, probe = sorted(seen["refused_after"]) or [0.0], sorted(probed["refused_after"]) or [0.0]
+    num_refused = len(seen["refused_after"]) + len(probed["refused_after"])
+    ended_at = [*seen["ended_at"], *probed["ended_at"]]
+    failures = [*seen["failures"], *probed["failures"]]
+    served = sum(at <= seconds for at in ended_at)
     cpu = watched.cpu | {"generator": seen["cpu_s"] / seconds}
+    cpu_wait = watched.cpu_wait | {"generator": seen["cpu_wait_s"] / seconds}
     return {
         "capacity_per_s": round(per_second, 2),
         "offered_per_s": round(offered, 2),
         "served_fraction": round(served / seconds / per_second, 3),
-        "served": len(seen["ended_at"]),
-        "refused": len(seen["refused_after"]),
-        "refused_early_fraction": round(
-            _sum_of(page, "octavo_requests_refused_total") / max(1, len(seen["refused_after"])), 3
-        ),
-        "failed": len(seen["failures"]),
-        "failures": seen["failures"][:5],
+        "served": len(ended_at),
+        "refused": num_refused,
+        "refused_early_fraction": round(_sum_of(page, "octavo_requests_refused_total") / max(1, num_refused), 3),
+        "failed": len(failures),
+        "failures": failures[:5],
         "refused_p50_ms": round(1000 * statistics.median(refused), 1),
         "refused_p99_ms": round(1000 * _percentile(refused, 0.99), 1),
         "refused_max_ms": round(1000 * refused[-1], 1),
+        "probe_p50_ms": round(1000 * statistics.median(probe), 1),
+        "probe_p99_ms": round(1000 * _percentile(probe, 0.99), 1),
         "generator_lag_p99_ms": round(1000 * _percentile(sorted(seen["lags"]), 0.99), 1),
         "cpu_share": {name: round(share, 3) for name, share in cpu.items()},
+        "cpu_wait_share": {name: round(share, 3) for name, share in cpu_wait.items()},
         "growth_bytes": watched.growth,
         "is_idle": is_idle and _sum_of(page, "octavo_requests_live") == 0 and _all_permits_are_back(page),
     }

@@ -44,12 +44,12 @@ async def measure(cell: ChaosCell, kind: str, repeat: int) -> float:
 
     async def read(client: octavo.AsyncClient, index: int) -> None:
         nonlocal worst
-        last = 0.0
+        last: float | None = None
         while not over.is_set():
             prompt = [3 + index, 5 + repeat, 7]
             async for _ in client.generate(prompt, max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0):
                 now = time.monotonic()
-                if has_token[index].is_set():
+                if last is not None:
                     worst = max(worst, now - last)
                 last = now
                 has_token[index].set()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from gateway.unanswered import Unanswered
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.full_queue import FullQueue
@@ -31,6 +32,7 @@ class Cell:
     def __init__(self) -> None:
         self._pools: Mapping[str, Pool] = {}
         self._full_queues: Mapping[str, FullQueue] = {}
+        self._unanswered = Unanswered()
         self._is_attached = False
         self._is_stalled = False
         self._is_stuck = False
@@ -51,6 +53,7 @@ class Cell:
         self._is_attached = self._is_stalled = False
         self._pools = {}
         self._full_queues = {}
+        self._unanswered = Unanswered()
         self._attached.clear()
         self._changed.set()
 
@@ -76,13 +79,25 @@ class Cell:
         """Replace the queues where whoever comes now has to wait, by model name."""
         self._full_queues = queues
 
+    def note_submitted(self, counter: int, model: str, num_choices: int, num_tokens: int) -> None:
+        """Note that the scheduler is being asked to take a request of so many choices, each of so many tokens."""
+        self._unanswered.add(counter, model, num_choices, num_choices * num_tokens)
+
+    def note_answered(self, counter: int) -> None:
+        """Note that the scheduler has answered a request: what it tells of its queues counts that one from now on."""
+        self._unanswered.remove(counter)
+
     def check_room(self, model: str, num_choices: int, num_tokens: int) -> None:
         """Raise ServiceError (RESOURCE_EXHAUSTED) where the scheduler has said that it would refuse such a request.
 
-        `num_tokens`: of each choice, or the least that it can be. Who gets through may still be refused.
+        Of a queue that it tells of, the places go to those who came first. `num_tokens`: of each choice, or the least
+        that it can be. Who gets through may still be refused.
         """
         queue = self._full_queues.get(model)
-        if queue is not None and not queue.fits(num_choices, num_tokens):
+        if queue is None:
+            return
+        queue = queue.plus(*self._unanswered.count(model))
+        if not queue.fits(num_choices, num_tokens):
             raise queue.refusal(num_choices, num_tokens)
 
     @property

@@ -49,6 +49,7 @@ class LiveRequests:
         self._last_counter = 0
         self._is_closed = False
         self._is_draining = False
+        self._left: list[int] = []
         self._removed = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -73,6 +74,11 @@ class LiveRequests:
     def refuse_new(self) -> None:
         """Take no more requests; those here go on."""
         self._is_draining = True
+
+    def check_not_closed(self) -> None:
+        """Raise ServiceError (UNAVAILABLE) once `close` was called: what comes now would be served by nobody."""
+        if self._is_closed:
+            raise _shutting_down()
 
     def check_open(self) -> None:
         """Raise ServiceError (UNAVAILABLE) where the gateway is shutting down."""
@@ -103,10 +109,11 @@ class LiveRequests:
         """Mint an id and start a record: the request is accepted. Raises ServiceError when closed.
 
         `model` is one of those that the metrics know. Of a request that is taken up: `counter` is one that was minted
-        for it, `first_id` the id that it had first, `age` the seconds since then.
+        for it, `first_id` the id that it had first, `age` the seconds since then; it is taken in until `close`.
         """
         if counter is None:
             self.check_open()
+        self.check_not_closed()
         metrics = self._metrics.by_model[model]
         request = LiveRequest(
             counter=self.mint() if counter is None else counter,
@@ -149,6 +156,10 @@ class LiveRequests:
     def unended(self) -> list[LiveRequest]:
         """Return those that the scheduler still has to do with, oldest first."""
         return [request for request in self._requests.values() if not request.has_ended]
+
+    def wanted(self) -> list[int]:
+        """Return the counters of what the scheduler is to keep: of `unended`, and of what was left to it by `close`."""
+        return [*(request.counter for request in self.unended()), *self._left]
 
     def num_resumable(self) -> int:
         """Return how many of them may be taken up elsewhere."""
@@ -213,8 +224,9 @@ class LiveRequests:
             self._fail_internally(request, "the request finished, but not all of its choices have", released=True)
 
     def close(self) -> None:
-        """Take no more requests, and end those here with UNAVAILABLE."""
+        """Take no more requests, and end those here with UNAVAILABLE. What may be taken up is left to the scheduler."""
         self._is_closed = True
+        self._left += [request.counter for request in self.unended() if request.resume_grace is not None]
         for request in self._requests.values():
             request.fail(_shutting_down(), released=False)
 

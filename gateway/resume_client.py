@@ -124,6 +124,8 @@ class Resumption:
             self._scheduler.cancel_counter(counter)
             message = f"this gateway does not serve revision {record.model_revision} of model {record.model}"
             raise ServiceError(grpc.StatusCode.FAILED_PRECONDITION, "MODEL_REVISION_MISMATCH", message)
+        # Who has it meanwhile keeps it, and hands it over to the next who asks.
+        self._live.check_not_closed()
         try:
             request = take_over(self._live, record, counter, model.name, self._clock())
         except (RecordError, ValueError) as fault:

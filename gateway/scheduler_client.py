@@ -118,7 +118,7 @@ class SchedulerClient:
     def submit(self, request: LiveRequest) -> None:
         """Send the full record of a request; without a stream the next Hello will name it."""
         if self._outbox is not None:
-            self._outbox.put(submit_from(request, self._clock()))
+            self._submit(request, self._outbox)
 
     def cancel(self, request: LiveRequest, reason: CancelReason) -> None:
         """Tell that a request is not wanted; without a stream the next Hello will not name it."""
@@ -204,6 +204,10 @@ class SchedulerClient:
                 raise result
         raise DetachedError("the stream was cancelled")
 
+    def _submit(self, request: LiveRequest, outbox: Outbox) -> None:
+        self._cell.note_submitted(request.counter, request.model, len(request.choices), len(request.prompt_token_ids))
+        outbox.put(submit_from(request, self._clock()))
+
     def _report_silence(self) -> None:
         if not self._is_attached:
             fields = {"reason": f"no answer within {PATIENCE:g} s: is the scheduler up, and its address right?"}
@@ -214,7 +218,7 @@ class SchedulerClient:
             incarnation=self._live.incarnation,
             cell=self._cell_name,
             highest_term=self._highest_term,
-            live_requests=[request.counter for request in self._live.unended()],
+            live_requests=self._live.wanted(),
         )
         return scheduler_pb2.AttachRequest(hello=hello)
 
@@ -252,7 +256,7 @@ class SchedulerClient:
         self._num_failures = 0
         resumed = [request for each in welcome.unknown_requests if (request := self._live.find_unended(each))]
         for request in resumed:
-            outbox.put(submit_from(request, self._clock()))
+            self._submit(request, outbox)
         for request in self._live.unended():
             # What it had been told of these may have been lost with the stream before. Twice does no harm.
             for choice in request.choices_stopped_here():
@@ -283,8 +287,10 @@ class SchedulerClient:
                     self._live.finish(frame.finished.request)
                 outbox.acknowledge(frame.finished.sequence, at_once=True)
             case "accepted":
+                self._cell.note_answered(frame.accepted.request)
                 self._live.confirm(frame.accepted.request, frame.accepted.num_cached_tokens)
             case "rejected":
+                self._cell.note_answered(frame.rejected.request)
                 self._live.fail(frame.rejected.request, error_from(frame.rejected.error))
             case "model_pools":
                 self._cell.set_pools(pools_from(frame.model_pools))

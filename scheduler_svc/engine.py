@@ -375,7 +375,8 @@ class Engine:
         request.num_open -= 1
         if request.num_open == 0:
             self._requests.remove(request, outcome)
-            self._resumables.end(request, None, self._now)
+            # Who wants one that was cancelled has it run again: its ends are not those that it would have had.
+            self._resumables.end(request, None, self._now, is_kept=outcome is not Outcome.CANCELLED)
             self._events.append(RequestDone(request.record.id, None, request.num_output_tokens))
 
     def _fail(self, request: LiveRequest, error: ServiceError) -> None:

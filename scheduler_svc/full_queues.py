@@ -8,7 +8,10 @@ from octavo.rpc.full_queue import FullQueue
 
 
 class FullQueues:
-    """By model, the queues that have refused somebody, for as long as they would refuse the last of those again."""
+    """By model, the queues that have refused somebody, until they would take the last of those and are half empty.
+
+    Under an overload a place gets free again and again: were gateways told of nothing each time, all would come for it.
+    """
 
     def __init__(self, find: Callable[[str], FullQueue | None]) -> None:
         """`find`: a model's queue where whoever comes now has to wait, else None."""
@@ -32,7 +35,7 @@ class FullQueues:
         before, self._queues = self._queues, {}
         for model, refused in list(self._last_refused.items()):
             queue = self._find(model)
-            if queue is None or queue.fits(*refused):
+            if queue is None or (queue.is_half_empty and queue.fits(*refused)):
                 del self._last_refused[model]
             else:
                 self._queues[model] = queue

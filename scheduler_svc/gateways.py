@@ -200,12 +200,20 @@ class Gateways:
         timer = self._absent.pop(incarnation, None)
         if timer is not None:
             timer.cancel()
+        is_whole = self._outputs.has(incarnation)
         outputs = self._outputs.open(incarnation)
         if outputs.lapsed:
             self._abandon(incarnation)
-            outputs = self._outputs.open(incarnation)
+            is_whole, outputs = False, self._outputs.open(incarnation)
+        for request_id in [each for each in self._detached if each[0] == incarnation]:
+            self._detached.pop(request_id).cancel()
         listed = set(live)
         known = self._engine_loop.requests_of(incarnation)
+        if not is_whole:
+            # What these have got meanwhile was thrown away: their gateway is to submit what it holds of them.
+            for counter in sorted(known & listed):
+                self._engine_loop.cancel((incarnation, counter), publish=False)
+            known -= listed
         for counter in sorted(known - listed):
             if (incarnation, counter) in self._handed_over:
                 # It has never heard that it got it: somebody may ask again.
@@ -254,6 +262,8 @@ class Gateways:
                     self._look_at_queues()
                 return
         attachment.answer(accepted_frame(counter, num_cached_tokens))
+        # Right behind it: a gateway counts what it has submitted until it is answered, and this count from then on.
+        self._look_at_queues()
 
     def take_up(self, attachment: Attachment, counter: int, first_id: RequestId, tenant: str) -> None:
         """Hand a request over to the gateway of this stream. Who had it is told once that one submits it in turn: were

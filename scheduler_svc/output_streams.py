@@ -184,6 +184,10 @@ class OutputStreams:
             self._streams[incarnation] = stream
         return stream
 
+    def has(self, incarnation: str) -> bool:
+        """Whether a gateway has a stream, so that nothing of what its requests have got since is lost."""
+        return incarnation in self._streams
+
     def discard(self, incarnation: str) -> None:
         """Drop a gateway's stream and all it kept; events for it are dropped from now on."""
         stream = self._streams.pop(incarnation, None)

@@ -52,8 +52,8 @@ class Resumables:
         if request.record.resume_grace is not None:
             self._live[request.record.resume_id] = request
 
-    def end(self, request: LiveRequest, error: ServiceError | None, now: float) -> None:
-        """Keep what is left of a request that has ended, where it may be taken up."""
+    def end(self, request: LiveRequest, error: ServiceError | None, now: float, *, is_kept: bool = True) -> None:
+        """Keep what is left of a request that has ended, where it may be taken up. `is_kept`: and is to be."""
         record = request.record
         if record.resume_grace is None:
             return
@@ -61,6 +61,8 @@ class Resumables:
             # Two gateways had it when a scheduler died: this one is not that which is taken up.
             return
         del self._live[record.resume_id]
+        if not is_kept:
+            return
         left = _record_of(request, now)
         num_tokens = len(record.prompt_token_ids) + sum(len(choice.token_ids) for choice in left.choices)
         self._forget(record.resume_id)
@@ -82,12 +84,6 @@ class Resumables:
         if ended is None or ended.record.tenant != tenant:
             return None
         return TakenUp(replace(ended.record, id=new_id, first_id=first_id), ended.error, None)
-
-    def forget(self, first_id: RequestId, tenant: str) -> None:
-        """Keep nothing of an ended request of this tenant's."""
-        ended = self._ended.get(first_id)
-        if ended is not None and ended.record.tenant == tenant:
-            self._forget(first_id)
 
     def expire(self, now: float) -> None:
         """Forget what has been kept for its time. The oldest stand first; those behind a longer grace wait for it."""

@@ -212,9 +212,11 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
         self.welcome.highest_term = begin.term
         self.num_sessions += 1
         unanswered: asyncio.Queue[executor_pb2.StepBatch] = asyncio.Queue()
-        runner = asyncio.ensure_future(self._run_steps(unanswered, begin.session, context))
+        runner: asyncio.Future[None] | None = None
         try:
             await context.write(executor_pb2.ExecuteResponse(ready=executor_pb2.Ready(session=begin.session)))
+            # Behind it: grpc takes one write at a time, and a runner may begin with one of its own.
+            runner = asyncio.ensure_future(self._run_steps(unanswered, begin.session, context))
             self.changed()
             while (frame := await context.read()) is not grpc.aio.EOF:
                 self.batches.append(frame.step_batch)
@@ -225,8 +227,9 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
             if self._owner is stream:
                 self._owner = None
             self.num_steps = len(self.batches)
-            runner.cancel()
-            await asyncio.gather(runner, return_exceptions=True)
+            if runner is not None:
+                runner.cancel()
+                await asyncio.gather(runner, return_exceptions=True)
             self.changed()
 
     async def _run_steps(self, batches: asyncio.Queue[executor_pb2.StepBatch], session: int, context: Any) -> None:

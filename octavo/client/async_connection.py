@@ -13,7 +13,7 @@ import grpc.aio
 
 from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout
 from octavo.client.discovery import Api, checked_addresses, find, given_addresses, key_metadata
-from octavo.client.errors import CallInfo, cancelled, error_from
+from octavo.client.errors import CallInfo, cancelled, peer_error
 from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import ServiceError
@@ -51,6 +51,11 @@ class AsyncConnection:
     def address(self) -> str | None:
         """Where the peer is; None until it has been looked for."""
         return self._addresses[self._index] if self._addresses else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
 
     @property
     def num_addresses(self) -> int:
@@ -115,7 +120,7 @@ class AsyncConnection:
             answer: ResponseT = await call
             return answer
         except grpc.aio.AioRpcError as error:
-            raise error_from(error, self.call_info(rpc, timeout)) from None
+            raise peer_error(error, self.call_info(rpc, timeout), is_ours=self._is_closed) from None
         except asyncio.CancelledError:
             call.cancel()
             if is_being_cancelled():

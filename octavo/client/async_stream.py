@@ -12,7 +12,7 @@ import grpc.aio
 from octavo.client.async_connection import AsyncConnection, is_being_cancelled
 from octavo.client.client_resume import ResumePoint
 from octavo.client.client_rpcs import CANCEL_GENERATE, GENERATE
-from octavo.client.errors import cancelled, damaged, error_from
+from octavo.client.errors import cancelled, damaged, peer_error
 from octavo.client.response_convert import event_from
 from octavo.client.results import StreamResults
 from octavo.client.types import Delta
@@ -102,7 +102,10 @@ class AsyncGenerateStream(StreamResults):
                 call.cancel()
                 await self._lost(damaged())
             except grpc.aio.AioRpcError as error:
-                await self._lost(error_from(error, self._connection.call_info(GENERATE, self._timeout)))
+                is_ours = self._is_cancelled or self._connection.is_closed
+                await self._lost(
+                    peer_error(error, self._connection.call_info(GENERATE, self._timeout), is_ours=is_ours)
+                )
             except asyncio.CancelledError:
                 # grpc ends the call of a cancelled task in most states and promises it for none.
                 self.cancel()

@@ -105,6 +105,18 @@ def error_from(rpc_error: grpc.RpcError, call: CallInfo) -> ServiceError:
     )
 
 
+def peer_error(rpc_error: grpc.RpcError, call: CallInfo, *, is_ours: bool) -> ServiceError:
+    """Return the typed error of a call that failed. `is_ours`: this process may have cancelled it.
+
+    Else a CANCELLED that no service gives a reason for is UNAVAILABLE to whoever asks: a server of gRPC's that closes
+    says it of calls that have come and that it has not begun.
+    """
+    error = error_from(rpc_error, call)
+    if is_ours or error.code is not grpc.StatusCode.CANCELLED or error.reason != error.code.name:
+        return error
+    return unavailable("CALL_DROPPED", f"{call.peer} is closing and has dropped {call.rpc}; ask again")
+
+
 def is_of_transport(error: ServiceError) -> bool:
     """Tell whether no service has said that, since each says why, nor this side: the connection is at fault."""
     return error.reason == error.code.name and error.code not in _OWN_ENDS

@@ -16,7 +16,7 @@ import grpc
 
 from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout
 from octavo.client.discovery import Api, checked_addresses, find_blocking, given_addresses, key_metadata
-from octavo.client.errors import CallInfo, cancelled, error_from
+from octavo.client.errors import CallInfo, cancelled, peer_error
 from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_sync_channel
 from octavo.rpc.errors import ServiceError
@@ -53,6 +53,11 @@ class SyncConnection:
     def address(self) -> str | None:
         """Where the peer is; None until it has been looked for."""
         return self._addresses[self._index] if self._addresses else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
 
     @property
     def num_addresses(self) -> int:
@@ -123,7 +128,7 @@ class SyncConnection:
         except grpc.FutureCancelledError:
             raise cancelled("CLIENT_CLOSED", "the client was closed before the call was complete") from None
         except grpc.RpcError as error:
-            raise error_from(error, self.call_info(rpc, timeout)) from None
+            raise peer_error(error, self.call_info(rpc, timeout), is_ours=self._is_closed) from None
         except BaseException:  # KeyboardInterrupt, above all
             call.cancel()
             raise

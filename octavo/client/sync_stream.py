@@ -11,7 +11,7 @@ import grpc
 
 from octavo.client.client_resume import ResumePoint
 from octavo.client.client_rpcs import CANCEL_GENERATE, GENERATE
-from octavo.client.errors import cancelled, damaged, error_from
+from octavo.client.errors import cancelled, damaged, peer_error
 from octavo.client.response_convert import event_from
 from octavo.client.results import StreamResults
 from octavo.client.sync_connection import SyncConnection
@@ -105,7 +105,8 @@ class GenerateStream(StreamResults):
                 call.cancel()
                 self._lost(damaged())
             except grpc.RpcError as error:
-                self._lost(error_from(error, self._connection.call_info(GENERATE, self._timeout)))
+                is_ours = self._is_cancelled or self._connection.is_closed
+                self._lost(peer_error(error, self._connection.call_info(GENERATE, self._timeout), is_ours=is_ours))
             except BaseException:  # KeyboardInterrupt, above all
                 self.cancel()
                 raise

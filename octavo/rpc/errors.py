@@ -158,6 +158,8 @@ def _from_rpc_status(code: grpc.StatusCode, message: str, status: status_pb2.Sta
 
 def _shortened(message: str, room: float) -> str:
     """Return as much of a message as fits into `room` bytes: whole characters and, where it has parts, whole parts."""
+    if len(message) <= room and message.isascii() and message.isprintable() and "%" not in message:
+        return message  # as nearly all do: a refusal is to cost little
     for index, character in enumerate(message):
         # Bytes as gRPC encodes them: all but printable ASCII takes three characters a byte.
         room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())

@@ -5,7 +5,7 @@ The scheduler decides by it, and so does a gateway that was told of it: one rule
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -37,6 +37,18 @@ class FullQueue:
     def fits(self, num_choices: int, num_tokens: int) -> bool:
         """Whether a request of so many choices, each of so many tokens, may wait too."""
         return not any(self._excess(num_choices, num_tokens))
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether at most half of what may wait does."""
+        choices = self.max_choices is None or 2 * self.num_choices <= self.max_choices
+        return choices and (self.max_tokens is None or 2 * self.num_tokens <= self.max_tokens)
+
+    def plus(self, num_choices: int, num_tokens: int) -> FullQueue:
+        """Return the queue with so many choices more, of so many tokens together."""
+        if not num_choices:
+            return self
+        return replace(self, num_choices=self.num_choices + num_choices, num_tokens=self.num_tokens + num_tokens)
 
     def refusal(self, num_choices: int, num_tokens: int) -> ServiceError:
         """Return RESOURCE_EXHAUSTED with the numbers and a delay, for a request that does not fit."""

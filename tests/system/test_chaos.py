@@ -51,9 +51,10 @@ async def test_two_schedules_of_faults_fail_nothing(tmp_path: Path) -> None:
     """Forty requests each, of every kind (F2: penalties, logprobs, stop strings, n > 1), and a fault a second or so:
     all end equal in every token, text, logprob and end, no block is leaked, no invariant of any process is broken.
     """
-    options = {"seed": 24, "seeds": 2, "requests": 40, "seconds": 8, "pause": 0.9, "max_tokens": 160}
+    # Of all pairs of seeds one with most kinds of faults, everything killed at once among them, and few new processes.
+    options = {"seed": 937, "seeds": 2, "requests": 40, "seconds": 6, "pause": 0.7, "max_tokens": 120}
     report = await run_chaos(tmp_path, options)
-    assert report["faults"] >= 14
+    assert len({fault["kind"] for each in report["seeds"] for fault in each["faults"]}) >= 15
 
 
 @pytest.mark.full

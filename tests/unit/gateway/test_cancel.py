@@ -166,8 +166,12 @@ async def test_deadline(prepared: PreparedModel, kind: str, state: Prepare) -> N
 
         async def call() -> None:
             if kind == "stream":
-                async for _ in stack.inference.Generate(request, timeout=0.4):
-                    state(scheduler)
+                events = stack.inference.Generate(request, timeout=0.4)
+                await events.read()
+                # Once: a step for each event could take it to its end first.
+                state(scheduler)
+                while await events.read() is not grpc.aio.EOF:
+                    pass
             else:
                 wrapped = inference_pb2.GenerateOnceRequest(request=request)
                 await stack.inference.GenerateOnce(wrapped, timeout=0.4)

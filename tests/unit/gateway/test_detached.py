@@ -149,6 +149,48 @@ async def test_a_stream_is_taken_up(prepared: PreparedModel) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_gateway_that_stops_goes_on_naming_what_it_leaves(prepared: PreparedModel) -> None:
+    """Where its stream is lost once it has closed, the next one still names the request that another may take up, and
+    no other: what is not named the scheduler would cancel.
+    """
+    async with running_stack(prepared, FakeScheduler(auto=False), resume_key=KEY) as stack:
+        call, _ = await start(stack, asked())
+        plain = stack.inference.Generate(inference_pb2.GenerateRequest(text=TEXT))
+        resumable, _ = await stack.scheduler.wait_received("submit", 2)
+        stack.gateway.live.close()
+        for ended in (call, plain):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await read_to_the_end(ended)
+            assert from_rpc_error(raised.value).reason == "SHUTTING_DOWN"
+        stack.scheduler.end_stream()
+        (_, hello) = await stack.scheduler.wait_received("hello", 2)
+        assert list(hello.live_requests) == [resumable.request]
+        assert resumable.request not in [each.request for each in stack.scheduler.of_kind("cancel")]
+
+
+@pytest.mark.asyncio
+async def test_a_gateway_that_stops_takes_nothing_up(prepared: PreparedModel) -> None:
+    """A record that comes once the gateway has closed stays whose it is: the client is told to go elsewhere, nothing is
+    submitted, and nothing is cancelled.
+    """
+    async with running_stack(prepared, FakeScheduler(auto=False), resume_key=KEY) as stack:
+        call, started = await start(stack, asked())
+        (submit,) = stack.scheduler.of_kind("submit")
+        request = inference_pb2.GenerateRequest()
+        request.resume.token = started.resume_token
+        resumed = stack.inference.Generate(request)
+        (take_up,) = await stack.scheduler.wait_received("take_up")
+        stack.gateway.live.close()
+        stack.scheduler.send(taken_up=scheduler_pb2.TakenUp(request=take_up.request, record=submit))
+        for ended in (call, resumed):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await read_to_the_end(ended)
+            assert from_rpc_error(raised.value).reason == "SHUTTING_DOWN"
+        assert len(stack.scheduler.of_kind("submit")) == 1
+        assert not stack.scheduler.of_kind("cancel")
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("change", "field"),
     [

@@ -88,6 +88,38 @@ async def test_what_fits_is_let_through(prepared: PreparedModel) -> None:
         assert value_of(page, "octavo_requests_refused_total", code="resource_exhausted") == 2
 
 
+@pytest.mark.parametrize("answer", ["accepted", "rejected", "stream"])
+@pytest.mark.asyncio
+async def test_one_place_is_given_once(prepared: PreparedModel, answer: str) -> None:
+    """A place is free: who comes first is submitted, and until that is answered, or its stream lost, others are refused
+    as if it waited; from then on the scheduler's own count holds.
+    """
+    scheduler = FakeScheduler(accepts=False, auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        await stack.report_queues(queue_of(prepared, max_choices=5))
+        first = stack.inference.Generate(request_of(), timeout=TIMEOUT)
+        [submit] = await scheduler.wait_received("submit")
+        error = await refusal_of(stack.inference.Generate(request_of()))
+        assert (error.reason, error.metadata["waiting"]) == ("QUEUE_FULL", "5")
+        if answer == "stream":
+            scheduler.end_stream()
+            # The next one names the first request, and it is submitted again.
+            await scheduler.wait_received("submit", 2)
+        elif answer == "accepted":
+            scheduler.send(accepted=scheduler_pb2.Accepted(request=submit.request))
+        else:
+            error_of = scheduler_pb2.RequestError(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], reason="QUEUE_FULL")
+            scheduler.send(rejected=scheduler_pb2.Rejected(request=submit.request, error=error_of))
+        await stack.report_queues(queue_of(prepared, max_choices=5 if answer != "stream" else 6))
+        num_submits = len(scheduler.of_kind("submit"))
+        second = stack.inference.Generate(request_of(), timeout=TIMEOUT)
+        await scheduler.wait_received("submit", num_submits + 1)
+        assert (await refusal_of(stack.inference.Generate(request_of()))).reason == "QUEUE_FULL"
+        for call in (first, second):
+            call.cancel()
+        await stack.wait_empty()
+
+
 @pytest.mark.asyncio
 async def test_a_word_holds_until_the_next_and_no_longer_than_the_scheduler(prepared: PreparedModel) -> None:
     """The next report replaces it, and so does the loss of the stream."""

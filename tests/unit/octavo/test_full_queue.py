@@ -47,6 +47,27 @@ def test_the_delay_is_what_the_excess_takes_to_leave(
     assert f"try again in {delay:.1f} s" in error.message
 
 
+def test_more_of_both_is_a_fuller_queue() -> None:
+    """Choices and tokens add up; nothing more is the same queue."""
+    queue = FullQueue(7, 30, 10, 50, (1.0, 2.0))
+    assert queue.plus(0, 0) is queue
+    fuller = queue.plus(2, 15)
+    assert (fuller, fuller.drained) == (FullQueue(9, 45, 10, 50), (1.0, 2.0))
+    assert fuller.fits(1, 5)
+    assert not fuller.fits(1, 6)
+
+
+@pytest.mark.parametrize(
+    ("max_choices", "max_tokens", "is_half_empty"),
+    [(14, None, True), (13, None, False), (None, 60, True), (None, 59, False), (14, 59, False), (14, 60, True)],
+)
+def test_a_queue_is_half_empty_by_both_bounds(
+    max_choices: int | None, max_tokens: int | None, is_half_empty: bool
+) -> None:
+    """Seven choices of thirty tokens wait: twice that has to be allowed."""
+    assert FullQueue(7, 30, max_choices, max_tokens).is_half_empty is is_half_empty
+
+
 def test_rates_make_no_difference_between_two() -> None:
     """They change with every step: who is told of changes is not to be told of that."""
     assert FullQueue(1, 2, 3, 4, (0.5, 1.0)) == FullQueue(1, 2, 3, 4, (0.6, 1.0))

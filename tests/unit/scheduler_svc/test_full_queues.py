@@ -73,8 +73,10 @@ def test_nothing_is_told_where_a_newcomer_may_not_have_to_wait() -> None:
     assert unbound.engine.full_queue(model, cell.now) is None
 
 
-def test_a_queue_is_told_from_a_refusal_on_until_the_refused_would_get_in() -> None:
-    """Nothing before anybody was refused; a change each time that the numbers change; nothing once there is room."""
+def test_a_queue_is_told_from_a_refusal_on_until_it_is_half_empty() -> None:
+    """Nothing before anybody was refused; a change each time that the numbers change; nothing once the refused would
+    get in and half of the places are free.
+    """
     state: dict[str, FullQueue | None] = {"m": FullQueue(3, 9, 3, None)}
     queues = FullQueues(state.__getitem__)
     assert not queues.look()
@@ -90,6 +92,14 @@ def test_a_queue_is_told_from_a_refusal_on_until_the_refused_would_get_in() -> N
     assert queues.look()
     assert not queues.queues
     assert not queues.look()
+    # One would get in at once, but so would the next: it is told until half of the places are free.
+    queues.note_refusal("m", 1, 3)
+    state["m"] = FullQueue(2, 6, 3, None)
+    assert queues.look()
+    assert queues.queues == {"m": FullQueue(2, 6, 3, None)}
+    state["m"] = FullQueue(1, 3, 3, None)
+    assert queues.look()
+    assert not queues.queues
     queues.note_refusal("m", 1, 1)
     state["m"] = None
     assert not queues.look()

@@ -34,13 +34,15 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def status_changes(port: int, service: str, count: int) -> list[int]:
-    """Return the first `count` statuses that a health watch tells."""
+async def status_changes(port: int, service: str, count: int, has_begun: asyncio.Event | None = None) -> list[int]:
+    """Return the first `count` statuses that a health watch tells; `has_begun` is set at the first."""
     statuses = []
     async with open_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(TIMEOUT):
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
         while len(statuses) < count:
             statuses.append((await call.read()).status)
+            if has_begun is not None:
+                has_begun.set()
         call.cancel()
     return statuses
 
@@ -109,7 +111,9 @@ async def test_sigterm_ends_the_process_in_order(tmp_path: Path) -> None:
         [listening] = [line for line in lines_of(log) if line["message"] == "scheduler listening"]
         gateway = FakeGateway(int(listening["port"]))
         await gateway.attach()
-        watch = asyncio.ensure_future(status_changes(int(listening["port"]), SERVICE_NAME, 2))
+        is_watched = asyncio.Event()
+        watch = asyncio.ensure_future(status_changes(int(listening["port"]), SERVICE_NAME, 2, is_watched))
+        await asyncio.wait_for(is_watched.wait(), TIMEOUT)
         await gateway.submit(1, PROMPT, 3)
         await gateway.over(1)
         gateway.acknowledges = False

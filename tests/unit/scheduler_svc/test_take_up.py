@@ -69,6 +69,52 @@ async def test_a_lost_gateways_request_goes_on_at_another(n: int) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_gateway_that_comes_back_late_submits_what_it_missed() -> None:
+    """Its outputs were thrown away when its grace was over, and its request was kept: it is told that the request is
+    unknown, submits it with the tokens it has, and gets every one that is missing.
+    """
+    executor = FakeExecutor()
+    async with running_scheduler(executor, gateway_grace=0.01) as scheduler:
+        first = await scheduler.ready_gateway()
+        executor.hold()
+        outcome = await first.submit(1, PROMPT, 20, seed=3, tenant="t", resume_grace=GRACE)
+        await first.submit(2, PROMPT, 20, tenant="t")
+        await first.until(lambda: first.outcomes[2].accepted == 1)
+        executor.permit(6)
+        await first.until(lambda: len(outcome.tokens.get(0, [])) >= 2)
+        await first.break_stream()
+        executor.permit(6)
+        second = await scheduler.gateway()
+        # The one that may not be taken up is gone, so the grace is over.
+        await second.until_load(lambda load: load.num_requests == 1)
+        welcome = await first.attach(live=[1])
+        assert list(welcome.unknown_requests) == [1]
+        await first.submit(1, PROMPT, 20, seed=3, tenant="t", resume_grace=GRACE, committed=outcome.tokens[0])
+        executor.release()
+        await first.over(1)
+        assert outcome.tokens[0] == expected_tokens(PROMPT, 20, seed=3)
+        taken = await take_up(second, 9, (first.incarnation, 1))
+        assert list(taken.record.choices[0].token_ids) == expected_tokens(PROMPT, 20, seed=3)
+        # Numbers of frames that were thrown away are not used again.
+        first.faults = [fault for fault in first.faults if not fault.startswith("frame ")]
+
+
+@pytest.mark.asyncio
+async def test_what_was_cancelled_is_not_there_to_be_taken_up() -> None:
+    """A request that its gateway has dropped ends, and nobody is given its cancelled choices: who asks runs it anew."""
+    executor = FakeExecutor()
+    async with running_scheduler(executor) as scheduler:
+        first = await scheduler.ready_gateway()
+        executor.hold()
+        outcome = await first.submit(1, PROMPT, 20, tenant="t", resume_grace=GRACE)
+        await first.until(lambda: outcome.accepted == 1)
+        await first.break_stream()
+        await first.attach(live=[])
+        assert (await take_up(first, 2, (first.incarnation, 1))).error.reason == "NOTHING_TO_RESUME"
+        executor.release()
+
+
+@pytest.mark.asyncio
 async def test_the_last_to_attach_owns_it() -> None:
     """A gateway that lives and loses its request to another is told ABORTED and TAKEN_UP, and nothing after that."""
     executor = FakeExecutor()

@@ -46,6 +46,10 @@ class Call:
         self._context.set_trailing_metadata((("grpc-status-details-bin", to_rpc_status(error).SerializeToString()),))
         self._context.abort(error.code, error.message)
 
+    def drop(self) -> None:
+        """End the call as a server of gRPC's does that closes before it has begun it."""
+        self._context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the call has ended, at once where it has."""
         if not self._context.add_callback(callback):
@@ -187,13 +191,13 @@ def serving(
 class SyncFace:
     """The blocking client, as tests of both use it."""
 
-    def call(self, address: str | None, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, address: str | Sequence[str] | None, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make one call with a client of its own."""
         with Client(address) as client:
             return getattr(client, method)(*args, **kwargs)
 
     def read(
-        self, address: str | None, prompt: Any, *, into: list[str] | None = None, **options: Any
+        self, address: str | Sequence[str] | None, prompt: Any, *, into: list[str] | None = None, **options: Any
     ) -> tuple[list[Delta], GenerateStream]:
         """Generate and read to the end; each text goes `into` a list as it comes."""
         deltas, texts = [], [] if into is None else into
@@ -212,7 +216,7 @@ class SyncFace:
 class AsyncFace:
     """The asyncio client, likewise."""
 
-    def call(self, address: str | None, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, address: str | Sequence[str] | None, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make one call with a client of its own."""
 
         async def call() -> Any:
@@ -222,7 +226,7 @@ class AsyncFace:
         return asyncio.run(call())
 
     def read(
-        self, address: str | None, prompt: Any, *, into: list[str] | None = None, **options: Any
+        self, address: str | Sequence[str] | None, prompt: Any, *, into: list[str] | None = None, **options: Any
     ) -> tuple[list[Delta], AsyncGenerateStream]:
         """Generate and read to the end; each text goes `into` a list as it comes."""
         deltas, texts = [], [] if into is None else into

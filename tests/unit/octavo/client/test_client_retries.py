@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
-from client_fakes import NO_EXECUTOR, STARTED, TIMEOUT, Face, answer, deltas_of, fail, reply, serving
+from client_fakes import NO_EXECUTOR, STARTED, TIMEOUT, Call, Face, answer, deltas_of, fail, reply, serving
 
 from octavo.client import (
     AdminClient,
@@ -61,6 +63,42 @@ def test_no_second_call_after_a_token(face: Face) -> None:
             face.read(gateway.address, "x", into=texts)
     assert texts == ["a", "b"]
     assert len(gateway.requests) == 1
+
+
+def test_a_call_that_a_closing_server_drops_is_asked_again(face: Face) -> None:
+    """gRPC says CANCELLED of what it has not begun when it closes, and gives no reason, as services do. To who has
+    cancelled nothing that is one more way of not being there, before the first token and behind it.
+    """
+
+    def drop(call: Call) -> Iterator[Any]:
+        call.drop()
+        yield from ()
+
+    def drop_later(call: Call) -> Iterator[Any]:
+        call.accept()
+        started = pb.GenerateResponse()
+        started.started.CopyFrom(STARTED)
+        started.started.resume_token = "token"
+        yield started
+        yield from deltas_of(["a"])
+        call.drop()
+
+    with serving(drop, answer("a", "b")) as gateway:
+        deltas, _ = face.read([gateway.address, gateway.address], "x")
+        assert [delta.text for delta in deltas] == ["a", "b"]
+    with serving(drop, reply(pb.TokenizeResponse(token_ids=[3]))) as gateway:
+        assert face.call([gateway.address, gateway.address], "tokenize", "x") == [3]
+
+    def rest(call: Call) -> Iterator[Any]:
+        events = list(answer("a", "b")(call))
+        yield from (event for event in events if event.delta.text != "a")
+
+    with serving(drop_later, rest) as gateway:
+        deltas, _ = face.read(gateway.address, "x")
+        assert [delta.text for delta in deltas] == ["a", "b"]
+        assert gateway.requests[1].resume.token == "token"
+    with serving(drop) as gateway, pytest.raises(UnavailableError, match="is closing and has dropped Tokenize"):
+        face.call(gateway.address, "tokenize", "x")
 
 
 def test_refusals_end_with_the_last_error(face: Face) -> None:
