@@ -80,6 +80,7 @@ struct Panels {
 // Up to 16 rows times P panels. `sums` is [P][16][kPanel].
 template <int P>
 void multiply_few(Tiles a, const Panels<P>& panels, int64_t steps, float* sums) {
+  write_for_tiles();
   OCTAVO_EACH_PANEL(OCTAVO_CLEAR_PANEL)
   for (int64_t k = 0; k < steps; ++k, a.x += a.step) {
     _tile_loadd(6, a.x, a.stride * 2);
@@ -150,6 +151,7 @@ void few_rows(const Call& call, const Tiles& a, int64_t begin, int64_t end) {
 template <int P, bool first>
 void multiply_pair(const bf16* x, const Panels<P>& panels, int64_t steps, const Panels<P>& next, int64_t line,
                    float* sums) {
+  write_for_tiles();
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (P > 1) {

@@ -162,10 +162,10 @@ async def test_the_page_is_there_while_the_model_loads_and_tells_what_was_loaded
     loop = asyncio.get_running_loop()
     load_model = load_module.load_model
 
-    def held_back(*arguments: object) -> object:
+    def held_back(*arguments: object, **named: object) -> object:
         loop.call_soon_threadsafe(entered.set)
         assert leave.wait(TIMEOUT)
-        return load_model(*arguments)  # type: ignore[arg-type]
+        return load_model(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(load_module, "load_model", held_back)
     server = ExecutorServer(settings)
