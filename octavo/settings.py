@@ -141,7 +141,7 @@ def _parse_policy(text: str) -> str:
 def _parse_passes(text: str) -> str:
     """Return a choice of passes as it is. Names that are none of Octavo's may be those of custom operators."""
     if not all(_PASS.fullmatch(word.strip()) for word in text.split(",")):
-        raise ValueError(f"all, none, or names with commas, -NAME for all but it; there are {', '.join(PASSES)}")
+        raise ValueError(f"all, none, names with commas, or all,-NAME for all but it; there are {', '.join(PASSES)}")
     return text
 
 
@@ -294,7 +294,7 @@ class ExecutorSettings(Settings):
     passes: str = setting(
         "all",
         parse=_parse_passes,
-        help="passes over the model's graph: all, none, NAME,... or -NAME,... for all but these; see `octavo graph`",
+        help="passes over the model's graph: all, none, NAME,... or all,-NAME,... without these; see `octavo graph`",
     )
     ops: str | None = setting(
         None, parse=_parse_module, help="custom operators: package.module that has them; default: none"

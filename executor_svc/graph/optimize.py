@@ -69,7 +69,7 @@ def choose_passes(text: str, known: Sequence[Pass] = PASSES) -> tuple[Pass, ...]
             continue
         if name not in names:
             raise ValueError(
-                f"all, none, or names with commas, -NAME for all but it; {word!r} is none of {', '.join(names)}"
+                f"all, none, names with commas, or all,-NAME for all but it; {word!r} is none of {', '.join(names)}"
             )
         if word.startswith("-"):
             chosen.discard(name)

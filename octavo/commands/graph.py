@@ -22,7 +22,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--passes",
         default="all",
         metavar="PASSES",
-        help=f"all, none, NAME,... or -NAME,... for all but these; there are {', '.join(PASSES)} [default: all]",
+        help=f"all, none, NAME,... or all,-NAME,... without these; there are {', '.join(PASSES)} [default: all]",
     )
     parser.add_argument("--ops", metavar="MODULE", help="custom operators, as for the executor: package.module")
     parser.add_argument(

@@ -47,7 +47,7 @@ def test_graph_shows_what_passes_do(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "merge_qkv" in words
     assert "intermediates of 512 tokens" in words
     assert drawing.read_text().startswith("<svg")
-    assert main(["graph", folder, "--passes", "-merge_qkv", "--json"]) == 0
+    assert main(["graph", folder, "--passes", "all,-merge_qkv", "--json"]) == 0
     passes = {each["name"]: each for each in json.loads(capsys.readouterr().out)["passes"]}
     assert not passes["merge_qkv"]["on"]
     assert passes["merge_gate_up"]["matches"] > 0
