@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from executor_svc.kernels import KernelSet
+from executor_svc.kernels.linear_activation.reference import make_linear_activation
 
 READS = ("numpy", "tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 """What waits for a tensor's content on the host."""
@@ -23,6 +24,7 @@ CHANGED = {
     "add_rms_norm": (1,),
     "add_layer_norm": (1,),
     "rotary_write_kv": (4, 5),
+    "write_kv": (3, 4),
     "add_logit_bias": (0,),
     "apply_penalties": (0,),
     "forbid_tokens": (0,),
@@ -202,6 +204,9 @@ class Watch:
         made: dict[str, Any] = {
             name: self._op(name, getattr(kernels, name)) for name in ops if name not in ("pack_linear", "record")
         }
+        # The layer and its activation are a launch each.
+        activations = {name: made[name] for name in ("gelu", "relu", "silu_and_mul", "gelu_and_mul")}
+        made["linear_activation"] = make_linear_activation(**activations)
         made["plan_attention"] = self._plan(kernels.plan_attention)
         made["pack_linear"] = lambda weight, bias: _WatchedLinear(self, kernels.pack_linear(weight, bias))
         return dataclasses.replace(kernels, **made)
@@ -306,6 +311,7 @@ class _WatchedLinear:
         self._call = watch._op("linear", linear)
         self.logits = watch._op("linear", linear.logits)
         self.likeliest = watch._op("linear", linear.likeliest)
+        self.logits = watch._op("logits", linear.logits)
         self.weight_rows = watch._op("weight_rows", linear.weight_rows)
 
     def __call__(self, x: Tensor) -> Tensor:
