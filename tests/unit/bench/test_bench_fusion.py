@@ -96,6 +96,7 @@ def test_memory_is_counted_by_storage() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # Inductor's own code uses what torch has deprecated
 def test_torch_compiles_the_unfused_graph() -> None:
     """Inductor's side computes what the others do."""
     by_torch = load_script("fusion_torch")
