@@ -311,7 +311,6 @@ class _WatchedLinear:
         self._call = watch._op("linear", linear)
         self.logits = watch._op("linear", linear.logits)
         self.likeliest = watch._op("linear", linear.likeliest)
-        self.logits = watch._op("logits", linear.logits)
         self.weight_rows = watch._op("weight_rows", linear.weight_rows)
 
     def __call__(self, x: Tensor) -> Tensor:
