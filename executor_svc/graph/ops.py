@@ -102,7 +102,7 @@ def _epilogue(_: Shape, weight: Any, epilogue: str) -> Shape:
 
 
 def _gated_product(_: Shape, weight: Any, epilogue: str) -> Shape:
-    """No set halves the width in the product's registers yet."""
+    """At most: some kernels halve the width before anything is written (kernels/linear/bf16.h)."""
     return (weight.out_features,) if epilogue.endswith("_and_mul") else ()
 
 
