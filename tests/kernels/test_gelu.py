@@ -65,8 +65,8 @@ def test_the_exact_function_is_torch_s(tanh: bool) -> None:
 @each_form
 def test_the_ends(compiled: KernelSet, tanh: bool) -> None:
     """Far above it is x itself, far below it is zero and never positive; infinities and NaN are what the formula gives;
-    zeros keep their sign. So it is with the reference, save at infinities: what torch makes of them depends on the
-    processor.
+    zeros keep their sign. So it is with the reference, save where a square overflows: what torch makes of that is its
+    processor's.
     """
     x = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 3e38, -3e38, 40.0, -40.0, 1e4, -1e4])
     result = compiled.gelu(x[None], tanh=tanh)[0]
@@ -74,7 +74,8 @@ def test_the_ends(compiled: KernelSet, tanh: bool) -> None:
     torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(result.signbit()[3:], expected.signbit()[3:])
     reference = build_kernels("reference").gelu(x[None], tanh=tanh)[0]
-    torch.testing.assert_close(result[2:], reference[2:], rtol=0, atol=0, equal_nan=True)
+    same = ~(x.abs() > 1e4)
+    torch.testing.assert_close(result[same], reference[same], rtol=0, atol=0, equal_nan=True)
     below = compiled.gelu(torch.linspace(-60, -1e-30, 100_001)[None], tanh=tanh)
     assert (below <= 0).all()
 

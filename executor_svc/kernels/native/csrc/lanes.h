@@ -2,8 +2,6 @@
 // time. For kernels that select and count.
 #pragma once
 
-#include <algorithm>
-
 #include "simd.h"
 #include "team.h"
 
@@ -142,10 +140,14 @@ static inline void store_part(T* p, Vec x, int64_t count) {
     store(p, x);
     return;
   }
-  // By the same store, which may treat what is below the smallest normal number in its own way.
-  T lanes[kLanes];
+  float lanes[kLanes];
   store(lanes, x);
-  std::copy_n(lanes, count, p);
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (sizeof(T) == sizeof(bf16))
+      p[i] = to_bf16(lanes[i]);
+    else
+      p[i] = lanes[i];
+  }
 }
 
 // Call work(begin, end) for `count` rows of `width` elements over the team, in pieces of about `piece` elements; what is

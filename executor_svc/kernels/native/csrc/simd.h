@@ -163,10 +163,6 @@ static inline Bits rounded_up_halves(Vec x) {
 #endif
 }
 static inline void store(bf16* p, Vec x) {
-#if defined(__AVX512BF16__)
-  // It differs from to_bf16 in what is below the smallest normal float32, which becomes zero.
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
-#else
   const Bits halves = rounded_up_halves(x);
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(halves, 16)));
@@ -177,17 +173,9 @@ static inline void store(bf16* p, Vec x) {
 #else
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<bf16>(halves[i] >> 16);
 #endif
-#endif
 }
 // What store and load of bfloat16 make of it.
-static inline Vec rounded_to_bf16(Vec x) {
-#if defined(__AVX512BF16__)
-  const __m512i halves = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(halves, 16));
-#else
-  return high_halves(rounded_up_halves(x));
-#endif
-}
+static inline Vec rounded_to_bf16(Vec x) { return high_halves(rounded_up_halves(x)); }
 // The lanes of two vectors in turn: what low_halves and high_halves of the 2 * kLanes bfloat16 from p on give back.
 static inline void store_halves(bf16* p, Vec low, Vec high) {
   const Bits a = rounded_up_halves(low), b = rounded_up_halves(high);
