@@ -71,6 +71,10 @@ class _Linear:
         result: Tensor = self._linear.logits(x)
         return result
 
+    def likeliest(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        result: tuple[Tensor, Tensor] | None = self._linear.likeliest(x)
+        return result
+
     def weight_rows(self, indices: Tensor) -> Tensor:
         result: Tensor = self._linear.weight_rows(indices)
         return result

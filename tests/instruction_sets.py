@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from executor_svc.cpu_features import cpu_features
-from executor_svc.kernels.native.isa import INSTRUCTION_SETS, InstructionSet
+from executor_svc.kernels.native.isa import INSTRUCTION_SETS, InstructionSet, emulating_amx, runnable
 
 _SKIPPED = "this processor does not run "
 
@@ -21,6 +21,10 @@ def instruction_set_param(isa: InstructionSet, value: object = None) -> Any:
 
 each_instruction_set = pytest.mark.parametrize("isa", [instruction_set_param(isa) for isa in INSTRUCTION_SETS])
 """Gives a test its `isa`, an InstructionSet."""
+each_library = pytest.mark.parametrize(
+    "isa", [instruction_set_param(isa) for isa in (*INSTRUCTION_SETS, emulating_amx(runnable(cpu_features())[-1]))]
+)
+"""The same, and the code for AMX's tiles with the tiles in plain C++."""
 
 
 def repeated_skips(items: list[pytest.Item]) -> list[pytest.Item]:

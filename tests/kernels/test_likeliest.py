@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from instruction_sets import instruction_set_param
+from instruction_sets import each_library
 
-from executor_svc.cpu_features import cpu_features
 from executor_svc.kernels.linear.cpu import make_pack_linear
-from executor_svc.kernels.native.isa import INSTRUCTION_SETS, InstructionSet, emulating_amx, runnable
+from executor_svc.kernels.native.isa import InstructionSet
 from executor_svc.kernels.native.library import load_library
 
-each_library = pytest.mark.parametrize(
-    "isa", [instruction_set_param(isa) for isa in (*INSTRUCTION_SETS, emulating_amx(runnable(cpu_features())[-1]))]
-)
 ROWS = (1, 2, 16, 17, 33, 70)
 
 

@@ -6,23 +6,20 @@ from functools import partial
 
 import pytest
 import torch
-from instruction_sets import instruction_set_param
+from instruction_sets import each_library
 
-from executor_svc.cpu_features import cpu_features
 from executor_svc.kernels.activation.cpu import make_gelu, make_gelu_and_mul, make_relu, make_silu_and_mul
 from executor_svc.kernels.linear.cpu import make_pack_linear
 from executor_svc.kernels.linear_activation import Epilogue
 from executor_svc.kernels.linear_activation.cpu import make_linear_activation
-from executor_svc.kernels.native.isa import INSTRUCTION_SETS, InstructionSet, emulating_amx, runnable
+from executor_svc.kernels.native.isa import InstructionSet
 from executor_svc.kernels.native.library import load_library
 
 ROWS = (1, 2, 15, 16, 17, 32, 33, 64, 70)
 EPILOGUES: tuple[Epilogue, ...] = ("gelu", "gelu_tanh", "relu", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
 
 
-@pytest.mark.parametrize(
-    "isa", [instruction_set_param(isa) for isa in (*INSTRUCTION_SETS, emulating_amx(runnable(cpu_features())[-1]))]
-)
+@each_library
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 # Halves of whole panels, an odd number of them among those; and halves that end within one.

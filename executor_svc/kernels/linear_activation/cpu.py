@@ -4,9 +4,6 @@ has such an epilogue, see ../linear/bf16.h; elsewhere the activation is a second
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -14,25 +11,27 @@ from executor_svc.kernels.activation import Relu
 from executor_svc.kernels.activation.cpu import make_gelu_and_mul, make_silu_and_mul
 from executor_svc.kernels.linear import Linear
 from executor_svc.kernels.linear.cpu import NativeLinear
-from executor_svc.kernels.linear_activation import Epilogue, LinearActivation
+from executor_svc.kernels.linear_activation import Epilogue, LinearActivation, reference
 from executor_svc.kernels.native.library import ADDRESS, INT32, INT64, NativeLibrary
 
 
 def make_linear_activation(library: NativeLibrary) -> LinearActivation:
     """Make the op."""
-    gelu_and_mul = make_gelu_and_mul(library)
-    activations: dict[Epilogue, Callable[[Tensor], Tensor]] = {
-        "gelu": _make_in_place(library, "octavo_gelu_erf"),
-        "gelu_tanh": _make_in_place(library, "octavo_gelu_tanh"),
-        "relu": _make_in_place(library, "octavo_relu"),
-        "silu_and_mul": make_silu_and_mul(library),
-        "gelu_and_mul": partial(gelu_and_mul, tanh=False),
-        "gelu_tanh_and_mul": partial(gelu_and_mul, tanh=True),
-    }
+    gelu_erf, gelu_tanh = _make_in_place(library, "octavo_gelu_erf"), _make_in_place(library, "octavo_gelu_tanh")
+
+    def gelu(x: Tensor, *, tanh: bool) -> Tensor:
+        return gelu_tanh(x) if tanh else gelu_erf(x)
+
+    in_turn = reference.make_linear_activation(
+        gelu=gelu,
+        relu=_make_in_place(library, "octavo_relu"),
+        silu_and_mul=make_silu_and_mul(library),
+        gelu_and_mul=make_gelu_and_mul(library),
+    )
 
     def linear_activation(linear: Linear, x: Tensor, epilogue: Epilogue) -> Tensor:
         activated = linear.activated(x, epilogue) if isinstance(linear, NativeLinear) else None
-        return activations[epilogue](linear(x)) if activated is None else activated
+        return in_turn(linear, x, epilogue) if activated is None else activated
 
     return linear_activation
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from instruction_sets import instruction_set_param
+from instruction_sets import each_library
 
 from executor_svc.cpu_features import cpu_features
 from executor_svc.kernels import build_kernels
@@ -26,7 +26,6 @@ from executor_svc.kernels.native.isa import (
     InstructionSet,
     InstructionSetError,
     choose,
-    emulating_amx,
     runnable,
 )
 from executor_svc.kernels.native.library import load_library
@@ -187,13 +186,6 @@ def test_every_set_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa
     monkeypatch.setattr(native_build, "_FLAGS", (*native_build._FLAGS, "-Werror"))
     build(isa, tmp_path / "library.so")
     assert (tmp_path / "library.so").stat().st_size > 0
-
-
-each_library = pytest.mark.parametrize(
-    "isa",
-    [instruction_set_param(isa) for isa in (*INSTRUCTION_SETS, emulating_amx(runnable(cpu_features())[-1]))],
-)
-"""Every set, and AMX's tiles in plain C++ on the best one that this processor runs."""
 
 
 @each_library
