@@ -108,7 +108,10 @@ class MadeUpExecutor:
 
     def run(self, data: bytes) -> bytes:
         """Return the answer to a step, both as bytes."""
-        batch = executor_pb2.ExecuteRequest.FromString(data).step_batch
+        return self.answer(executor_pb2.ExecuteRequest.FromString(data).step_batch).SerializeToString()
+
+    def answer(self, batch: executor_pb2.StepBatch) -> executor_pb2.ExecuteResponse:
+        """Return the answer to a step."""
         for handle in batch.released_handles:
             self._num_tokens.pop(handle, None)
         for new in batch.new_sequences:
@@ -133,7 +136,7 @@ class MadeUpExecutor:
         )
         for stage in ("queue", "prepare", "forward", "sample"):
             getattr(result.timings, stage).FromMilliseconds(1)
-        return executor_pb2.ExecuteResponse(step_result=result).SerializeToString()
+        return executor_pb2.ExecuteResponse(step_result=result)
 
 
 @dataclass

@@ -179,6 +179,12 @@ class GatewaySettings(Settings):
     max_requests: int = setting(
         4096, least=1, most=1_000_000, help="most choices served at once, n for a request; more are refused"
     )
+    stream_interval: int = setting(
+        1,
+        least=1,
+        most=256,
+        help="tokens of a choice sent in one message behind its first token: fewer, larger messages cost less CPU",
+    )
     served_model_name: tuple[str, ...] | None = setting(
         None, parse=_parse_list, help="further names that requests may call the model by: NAME,NAME,..."
     )

@@ -62,7 +62,7 @@ class Engine:
         """
         if depth < 1:
             raise ValueError(f"depth needs at least 1, got {depth}")
-        self._depth = depth
+        self.depth = depth
         self._orphan_timeout = orphan_timeout
         self._reserve = reserve
         self._queue_bound = queue_bound or QueueBound()
@@ -207,7 +207,7 @@ class Engine:
         """
         self._now = now
         executor = self._placement.executors.get(session)
-        if executor is None or len(executor.in_flight) >= self._depth:
+        if executor is None or len(executor.in_flight) >= self.depth:
             return None
         self._suspects.clear()
         self._placement.share_work(executor, now)
@@ -345,7 +345,7 @@ class Engine:
         """Raise AssertionError where the state contradicts itself: ledgers, owners, endings."""
         self._requests.check_invariants()
         self._resumables.check_invariants()
-        owned = self._placement.check_invariants(self._depth)
+        owned = self._placement.check_invariants(self.depth)
         assert len(owned) == len(set(owned)), "a sequence has two owners"
         assert set(owned) == set(self.live_sequences()), "what is placed is not what is live"
         for request in self._requests.values():
