@@ -37,6 +37,7 @@ SCHEDULER_METRICS_PORT = 9102
 EXECUTOR_METRICS_PORT = 9103
 # What the services have, told here so that whoever starts them can check a name at once; a test compares the two.
 POLICIES = ("fcfs", "priority", "shortest-first")
+PLACEMENTS = ("cache-aware", "least-loaded", "round-robin")
 DEVICES = ("cpu", "cuda")
 KERNEL_SETS = ("reference", "cpu", "triton")
 PASSES = (
@@ -231,6 +232,11 @@ class SchedulerSettings(Settings):
         "fcfs",
         parse=_parse_policy,
         help="order of requests: fcfs, priority, shortest-first, or package.module:Class",
+    )
+    placement: str = setting(
+        "cache-aware",
+        choices=PLACEMENTS,
+        help="executor of a request: where it should end first, the least loaded, or each in turn",
     )
     reserve: float = setting(
         0.0, least=0, most=0.9, help="share of KV blocks, rows and step budget kept for short newcomers; 0: none"

@@ -196,6 +196,12 @@ class EngineLoop:
         self._pools_changed()
         self._after(events, self._clock())
 
+    def set_draining(self, session: int, is_draining: bool) -> None:
+        """Have an executor get no more work, where another can take it, or again get some. What runs there runs on."""
+        with self._guarded("set_draining", session=session):
+            self._engine.set_draining(session, is_draining)
+        self._after([], self._clock())
+
     def death_is_certain(self, incarnation: str) -> None:
         """Note that an executor whose session was LOST is dead."""
         with self._guarded("death_is_certain"):
