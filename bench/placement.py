@@ -1,12 +1,13 @@
 """What it gives to place requests by their cached prefixes: python bench/placement.py [--json OUT].
 
 Two executors, a scheduler and a gateway run as processes of their own with a small random model. Requests of 16 groups,
-each with a long prefix of its own, come in random order from a fixed number of clients, and each executor has KV memory
-for the prefixes of about half of the groups. First every group comes twice, which is not counted. The scheduler is
-started with `--placement round-robin` and with `cache-aware`, in turns, on the same executors, whose caches begin empty.
+each with a long prefix of its own, come in random order from a fixed number of clients, and each executor has KV
+memory for the prefixes of about half of the groups. First every group comes twice, which is not counted. The scheduler
+is started with `--placement round-robin` and with `cache-aware`, in turns, on the same executors, whose caches begin
+empty.
 
-`hit_tokens_ratio`: prompt tokens that came from the caches, by those of round-robin. `ttft_p95_ratio`: likewise the 95th
-percentile of the time to the first token. Of both the median over the rounds.
+`hit_tokens_ratio`: prompt tokens that came from the caches, by those of round-robin. `ttft_p95_ratio`: likewise the
+95th percentile of the time to the first token. Of both the median over the rounds.
 """
 
 from __future__ import annotations
