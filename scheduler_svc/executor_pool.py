@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler_svc.executor_state import ExecutorState
 from scheduler_svc.sequence import Sequence
-from scheduler_svc.step_rate import StepRate
+from scheduler_svc.step_rate import Line, StepRate
 
 FIRST_OUTPUT_TOKENS = 64.0
 """How long an output is taken to be before any has ended."""
@@ -41,7 +41,7 @@ class ExecutorPool:
         """Take a session out; it has nothing to do any more."""
         del self.executors[executor.session]
 
-    def line_of(self, executor: ExecutorState) -> tuple[float, float]:
+    def line_of(self, executor: ExecutorState) -> Line:
         """What a step takes at an executor, see StepRate.line. One that has not run yet is taken for one that has."""
         rate = executor.step_rate
         if not rate.is_measured:

@@ -95,9 +95,10 @@ class PrefixCache:
         """How many of a sequence's first blocks, within num_tokens, are there, or will be: computed for others now, or
         part of what waits here. By their hashes alone.
         """
+        blocks, computing, expected = self._blocks, self._computing, self._expected
         num_blocks = 0
         for block_hash in self._hashes(sequence, num_tokens // self._block_size):
-            if not (block_hash in self._blocks or block_hash in self._computing or block_hash in self._expected):
+            if not (block_hash in blocks or block_hash in computing or block_hash in expected):
                 break
             num_blocks += 1
         return num_blocks

@@ -18,6 +18,10 @@ alone counts.
 """
 
 
+Line = tuple[float, float]
+"""The start of a step and what each of its tokens adds, in seconds; in tokens where nothing is measured."""
+
+
 class StepRate:
     """A line through the steps of executors that are alike, by least squares; older ones fade."""
 
@@ -40,8 +44,8 @@ class StepRate:
         self._squares = self._squares * fade + num_tokens * num_tokens
         self._products = self._products * fade + num_tokens * seconds
 
-    def line(self) -> tuple[float, float]:
-        """Return the start of a step and what each of its tokens adds, in seconds; in tokens where nothing is known."""
+    def line(self) -> Line:
+        """Return what is known of steps by now."""
         if not self.is_measured:
             return STEP_TOKENS, 1.0
         tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
