@@ -51,6 +51,7 @@ def assemble(gpu: Gpu) -> KernelSet:
     from executor_svc.kernels.norm_gelu.triton_impl import norm_gelu
     from executor_svc.kernels.paged_attention.triton_impl import make_plan_attention
     from executor_svc.kernels.penalties.triton_impl import apply_penalties
+    from executor_svc.kernels.on_host.reference import on_host
     from executor_svc.kernels.record.reference import record
     from executor_svc.kernels.rotary_write_kv.triton_impl import rotary_write_kv
     from executor_svc.kernels.sampling.triton_impl import sample_tokens
@@ -85,6 +86,7 @@ def assemble(gpu: Gpu) -> KernelSet:
         rotary_write_kv=rotary_write_kv,
         plan_attention=make_plan_attention(gpu),
         record=record,
+        on_host=on_host,
         finite_rows=finite_rows,
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,
