@@ -158,7 +158,9 @@ class Load:
             return self._load()
 
     def follow(self) -> None:
-        """Load the part of a rank that is not the first, and do what rank 0 tells until it ends. Raises as a load does."""
+        """Load the part of a rank that is not the first, and do what rank 0 tells until it ends. Raises what a load
+        does.
+        """
         with self._all_or_none():
             model = self._load_model()
             assert self._ranks is not None  # its plan
@@ -257,7 +259,10 @@ class Load:
         limits = self._limits(model.config, self._free_memory())
         kv_cache = self._take_kv_memory(model, limits)
         pages = KvPages(kv_cache)
-        leading = model if self._ranks is None else LeadingModel(model, self._ranks)
+        leading: LeadingModel | LoadedModel = model
+        if self._ranks is not None:
+            assert isinstance(model, CausalLM)  # the loader: only these are divided
+            leading = LeadingModel(model, self._ranks)
         runner = ModelRunner(leading, kv_cache, Sampler(self.kernels), limits, pages)
         runner.warm_up()
         pages.start()

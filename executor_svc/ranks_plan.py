@@ -48,8 +48,8 @@ class RanksPlan:
         """Return what this rank computes of a model. Raises UnsupportedModelError where it does not divide."""
         if not isinstance(config, ModelConfig):
             raise UnsupportedModelError(
-                f"--tensor-parallel {self.place.share.size}: {prepared.weights} is of none of the families that Octavo's "
-                "own code runs, and transformers' code is not divided among ranks"
+                f"--tensor-parallel {self.place.share.size}: {prepared.weights} is of none of the families that "
+                "Octavo's own code runs, and transformers' code is not divided among ranks"
             )
         return shard_config(config, self.place.share)
 

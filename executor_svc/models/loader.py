@@ -71,8 +71,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a prepared model's weights. Raises ModelLoadError: nothing is allocated before config and tensors fit.
 
-    What is none of the families is run by transformers' own code, where it can be. With `ranks` only this rank's part is
-    loaded, and the other ranks must do the same.
+    What is none of the families is run by transformers' own code, where it can be. With `ranks` only this rank's part
+    is loaded, and the other ranks must do the same.
 
     max_model_len: the longest sequence that is to run, where one is set. passes: what the graph is fused by. As many
     threads take part as torch has when this is called; afterwards it has that number again.

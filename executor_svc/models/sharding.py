@@ -45,9 +45,9 @@ def check_divides(config: ModelConfig, size: int) -> None:
     if not _divides(config, size):
         possible = [str(count) for count in range(1, config.num_heads + 1) if _divides(config, count)]
         raise UnsupportedModelError(
-            f"--tensor-parallel {size}: {config.architecture} with {config.num_heads} attention heads, "
-            f"{config.num_kv_heads} KV heads and {_narrowest(config)} inner features does not divide evenly among {size} "
-            f"ranks; it does among {', '.join(possible)}"
+            f"--tensor-parallel {size}: the {config.num_heads} attention heads, {config.num_kv_heads} KV heads and "
+            f"{_narrowest(config)} inner features of {config.architecture} do not divide evenly among {size} ranks; "
+            f"they do among {', '.join(possible)}"
         )
 
 
@@ -98,9 +98,7 @@ class _Shard:
 
     def _mlp(self, spec: MlpSpec) -> MlpSpec:
         inner = self._share.of(spec.down.in_features)
-        return MlpSpec(
-            self._columns(spec.up, [inner] * len(spec.up.split_sections)), self._rows(spec.down, inner)
-        )
+        return MlpSpec(self._columns(spec.up, [inner] * len(spec.up.split_sections)), self._rows(spec.down, inner))
 
     def _experts(self, spec: ExpertsSpec) -> ExpertsSpec:
         return replace(spec, experts=tuple(map(self._mlp, spec.experts)))

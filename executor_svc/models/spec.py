@@ -8,7 +8,6 @@ from enum import Enum, auto
 
 from executor_svc.graph.weights import LinearWeight
 
-
 Range = tuple[int, int]
 """First, and one past the last."""
 

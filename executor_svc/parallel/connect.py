@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.group import Group
@@ -146,7 +146,8 @@ def _join(place: Place, store: Store, facts: Facts) -> Connection:
 
 def _difference(rank: int, ours: Facts, theirs: Facts) -> str:
     """Return what another rank runs otherwise than rank 0; empty where all is the same."""
-    differing = [f"{name} {theirs.get(name)!r}, not {value!r}" for name, value in ours.items() if theirs.get(name) != value]
+    wrong = [name for name, value in ours.items() if theirs.get(name) != value]
+    differing = [f"{name} {theirs.get(name)!r}, not {ours[name]!r}" for name in wrong]
     return f"rank {rank} has {', '.join(differing)}" if differing else ""
 
 

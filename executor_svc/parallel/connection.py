@@ -11,8 +11,8 @@ from executor_svc.parallel.messages import Kind
 
 _HEADER = struct.Struct("<BQ")
 _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
-"""Seconds of silence, seconds between questions, questions: a machine that is gone is found in four seconds. The kernels
-ask and answer, however busy the processes are.
+"""Seconds of silence, seconds between questions, questions: a machine that is gone is found in four seconds. The
+systems ask and answer, however busy the processes are.
 """
 _PATIENCE = 0.1
 """Seconds that last words wait for a message that is being sent."""

@@ -44,9 +44,8 @@ def decode_step(message: bytearray) -> tuple[Tensor, AttentionMetadata]:
     """Return what encode_step was given. The tensors lie in the message."""
     tokens, rows, width, has_host = np.frombuffer(message, dtype=np.int64, count=4).tolist()
     token_ids, positions, slots = torch.frombuffer(message, dtype=torch.int64, offset=32, count=3 * tokens).view(3, -1)
-    lengths = [rows + 1, rows, rows * width]
-    narrow = torch.frombuffer(message, dtype=torch.int32, offset=32 + 24 * tokens, count=sum(lengths))
-    starts, contexts, tables = narrow.split(lengths)
+    narrow = torch.frombuffer(message, dtype=torch.int32, offset=32 + 24 * tokens, count=2 * rows + 1 + rows * width)
+    starts, contexts, tables = narrow[: rows + 1], narrow[rows + 1 : 2 * rows + 1], narrow[2 * rows + 1 :]
     return token_ids, AttentionMetadata(
         positions=positions,
         slot_mapping=slots,

@@ -9,7 +9,7 @@ from executor_svc.parallel.ranks import Ranks
 
 
 def rank_norm(ranks: Ranks, weight: Tensor, eps: float, x: Tensor) -> None:
-    """Norm this rank's columns x [T, width] IN PLACE, by the mean square of all ranks' columns together, as RmsNorm does.
+    """Do as RmsNorm, IN PLACE, to this rank's columns x [T, width], by the mean square of all ranks' columns together.
 
     All ranks have the same width. Columns that several ranks have count as often as they are there, on either side.
     """

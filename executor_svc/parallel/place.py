@@ -96,8 +96,8 @@ def _number(environ: Mapping[str, str], name: str, least: int, most: int | None 
 
 
 def take_cores(settings: ExecutorSettings, place: Place) -> ExecutorSettings:
-    """Return the settings with this rank's threads. Where nobody says how many, the ranks of a machine divide its cores,
-    and this process keeps to its own.
+    """Return the settings with this rank's threads. Where nobody says how many, the ranks of a machine divide its
+    cores, and this process keeps to its own.
     """
     if settings.threads is not None or place.local.size == 1:
         return settings

@@ -71,8 +71,8 @@ def unpack(packed: Tensor, number: int, out: Tensor) -> None:
 
 
 def unpack_columns(packed: Tensor, number: int, columns: tuple[int, int], out: Tensor) -> None:
-    """Fill `out` with some columns of what `unpack` gives, first and one past the last. Blocks that they do not touch are
-    not read.
+    """Fill `out` with some columns of what `unpack` gives, first and one past the last. Blocks that they do not touch
+    are not read.
     """
     kind = ELEMENT_TYPES[number]
     size = kind.block_elements

@@ -16,9 +16,9 @@ from executor_svc.kernels.logprobs.reference import gather_logprobs
 from executor_svc.kernels.noise.reference import uniform
 from executor_svc.kernels.norm.reference import add_layer_norm, add_rms_norm, layer_norm, make_norm_query_key, rms_norm
 from executor_svc.kernels.norm_gelu.reference import norm_gelu
+from executor_svc.kernels.on_host.reference import on_host
 from executor_svc.kernels.paged_attention.reference import plan_attention
 from executor_svc.kernels.penalties.reference import apply_penalties
-from executor_svc.kernels.on_host.reference import on_host
 from executor_svc.kernels.record.reference import record
 from executor_svc.kernels.rotary_write_kv.reference import rotary_write_kv
 from executor_svc.kernels.sampling.reference import sample_tokens
