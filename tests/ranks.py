@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,25 +71,37 @@ def run_ranks(size: int, body: Callable[[ConnectedRanks], Any], *, in_order: boo
     return results
 
 
-def generate(
-    size: int, load: Load, prompts: Sequence[Sequence[int]], num_tokens: int, *, chunk: int, block_size: int = 8
-) -> list[list[int]]:
-    """Decode greedily as PagedLoop.generate does, over KV memory full of NaN on each rank."""
+class LeadingLoop:
+    """A PagedLoop on rank 0, and the other ranks behind it, each over KV memory full of NaN."""
 
-    def body(ranks: ConnectedRanks) -> list[list[int]] | None:
-        model = load(ranks)
+    def __init__(self, size: int, load: Load, *, block_size: int = 8) -> None:
+        """`load`: the part of a rank."""
+        self._size = size
+        self._load = load
+        self._block_size = block_size
+
+    def run(self, body: Callable[[PagedLoop], Any]) -> Any:
+        """Return what the body does with the loop."""
+        return run_ranks(self._size, lambda ranks: self._rank(ranks, body))[0]
+
+    def _rank(self, ranks: ConnectedRanks, body: Callable[[PagedLoop], Any]) -> Any:
+        model = self._load(ranks)
         if ranks.share.rank == 0:
-            loop = PagedLoop(_Leading(model, ranks), num_blocks=64, block_size=block_size)
-            tokens = loop.generate(prompts, num_tokens, chunk=chunk)
+            result = body(PagedLoop(_Leading(model, ranks), num_blocks=64, block_size=self._block_size))
             ranks.watch.finish()
-            return tokens
-        kv_cache = KVCache.allocate(model.config, 64, block_size, model.dtype, torch.device("cpu"))
+            return result
+        kv_cache = KVCache.allocate(model.config, 64, self._block_size, model.dtype, torch.device("cpu"))
         for tensor in (*kv_cache.keys, *kv_cache.values):
             tensor.fill_(torch.nan)
         follow(model, kv_cache, ranks)
         return None
 
-    tokens: list[list[int]] = run_ranks(size, body)[0]
+
+def generate(
+    size: int, load: Load, prompts: Sequence[Sequence[int]], num_tokens: int, *, chunk: int
+) -> list[list[int]]:
+    """Decode greedily as PagedLoop.generate does."""
+    tokens: list[list[int]] = LeadingLoop(size, load).run(lambda loop: loop.generate(prompts, num_tokens, chunk=chunk))
     return tokens
 
 
@@ -100,6 +112,3 @@ class _Leading(LeadingModel):
         super().__init__(model, ranks)
         self.config = model.config
         self.code = model.code
-
-
-Facts = Mapping[str, object]
