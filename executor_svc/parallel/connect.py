@@ -91,10 +91,29 @@ def _store(place: Place) -> Store:
 def _gather_peers(
     place: Place, store: Store, facts: Facts, dead: Callable[[], Mapping[int, int]]
 ) -> dict[int, Connection]:
-    """Let the other ranks join, those that know the word that only the store tells."""
+    """Let the other ranks join, those that know the word that only the store tells, and run the same."""
+    peers: dict[int, Connection] = {}
+    try:
+        _wait_for(peers, place, store, dead)
+        told = {rank: json.loads(connection.receive()[1]) for rank, connection in peers.items()}
+        reasons = "; ".join(filter(None, (_difference(rank, facts, each) for rank, each in told.items())))
+        if reasons:
+            for connection in peers.values():
+                connection.say_last(Kind.LOST, reasons.encode())
+            raise RanksError(f"--tensor-parallel {place.share.size}: {reasons}")
+        for connection in peers.values():
+            connection.send(Kind.WELCOME)
+    except BaseException:
+        for connection in peers.values():
+            connection.close()
+        raise
+    return peers
+
+
+def _wait_for(peers: dict[int, Connection], place: Place, store: Store, dead: Callable[[], Mapping[int, int]]) -> None:
+    """Take the other ranks in, by rank, until all are there."""
     word = secrets.token_hex(16)
     deadline = time.monotonic() + PATIENCE
-    peers: dict[int, Connection] = {}
     with _listening(place.address) as listener:
         store.set(_KEY, f"{listener.getsockname()[1]} {word}")
         listener.settimeout(_LOOK)
@@ -107,17 +126,6 @@ def _gather_peers(
             with contextlib.suppress(TimeoutError):
                 end, _ = listener.accept()
                 _admit(Connection(end), word, peers, missing)
-    told = {rank: connection.receive()[1] for rank, connection in peers.items()}
-    wrong = [_difference(rank, facts, json.loads(each)) for rank, each in told.items()]
-    reasons = "; ".join(filter(None, wrong))
-    for connection in peers.values():
-        if reasons:
-            connection.say_last(Kind.LOST, reasons.encode())
-        else:
-            connection.send(Kind.WELCOME)
-    if reasons:
-        raise RanksError(f"--tensor-parallel {place.share.size}: {reasons}")
-    return peers
 
 
 def _admit(connection: Connection, word: str, peers: dict[int, Connection], missing: list[int]) -> None:
@@ -136,11 +144,15 @@ def _admit(connection: Connection, word: str, peers: dict[int, Connection], miss
 def _join(place: Place, store: Store, facts: Facts) -> Connection:
     port, _, word = store.get(_KEY).decode().partition(" ")
     connection = Connection(socket.create_connection((place.address, int(port)), PATIENCE))
-    connection.send(Kind.HELLO, f"{word} {place.share.rank}".encode())
-    connection.send(Kind.HELLO, json.dumps(facts).encode())
-    kind, message = connection.receive()
-    if kind is not Kind.WELCOME:
-        raise RanksError(f"rank 0 refuses: {message.decode()}")
+    try:
+        connection.send(Kind.HELLO, f"{word} {place.share.rank}".encode())
+        connection.send(Kind.HELLO, json.dumps(facts).encode())
+        kind, message = connection.receive()
+        if kind is not Kind.WELCOME:
+            raise RanksError(f"rank 0 refuses: {message.decode()}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -72,16 +72,22 @@ def test_ranks_find_one_another_and_add_up() -> None:
     """By the variables that rank 0 gives the others. Sums and minima are the same on each; rank 0 alone gathers."""
     leader = _leader(3)
 
+    joined: list[ConnectedRanks] = []
+
     def body(place: Place) -> tuple[list[float], int, list[float]]:
         ranks = connect(place, FACTS, in_order=True, end=lambda: None)
+        joined.append(ranks)
         x = torch.full((2,), 1.5 + place.share.rank)
         ranks.sum(x)
         least = ranks.group.least(10 - place.share.rank)
         gathered = [float(each) for each in ranks.gather(torch.tensor([float(place.share.rank)]))]
-        ranks.watch.finish()
         return x.tolist(), least, gathered
 
     found = _side_by_side(lambda: body(leader), lambda: body(_other(leader, 2)), lambda: body(_other(leader, 1)))
+    for ranks in joined:
+        ranks.watch.finish()
+    for ranks in joined:
+        ranks.watch.close()
     assert found == [([7.5, 7.5], 8, [0.0, 1.0, 2.0]), ([7.5, 7.5], 8, []), ([7.5, 7.5], 8, [])]
 
 
@@ -199,7 +205,7 @@ def test_a_rank_that_cannot_start_says_why(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize("has_host", [True, False])
 def test_a_step_comes_as_it_went(has_host: bool) -> None:
     """Every tensor of a step's inputs, and what the host knows of it."""
-    step = ragged_metadata([([4, 2, 9], 20, 3), ([7], 0, 5), ([1, 3], 16, 1)], 8)
+    step = ragged_metadata([([4, 2, 9], 20, 3), ([7], 0, 5), ([1, 3], 15, 1)], 8)
     step = step if has_host else replace(step, context_lens_host=None)
     tokens = torch.arange(9) * 1000
     found_tokens, found = decode_step(bytearray(encode_step(tokens, step)))
@@ -277,7 +283,7 @@ def test_ranks_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_ranks_get_the_same_settings() -> None:
     """Whatever was said by flags or variables, they read it again."""
-    flags = ["--tensor-parallel", "2", "--kv-memory", "3MiB", "--deterministic", "--passes", "-views,-in_place"]
+    flags = ["--tensor-parallel", "2", "--kv-memory", "3MiB", "--deterministic", "--passes=-views,-in_place"]
     settings = _settings(*flags, "--log-level", "warning")
     assert read(ExecutorSettings, flags_of(settings), {}, frozenset()) == settings
 
