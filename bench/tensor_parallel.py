@@ -37,7 +37,7 @@ from executor_svc.parallel.messages import Kind
 from executor_svc.parallel.place import Place, find_place, take_cores
 from octavo.settings import ExecutorSettings
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 32000,
     "hidden_size": 2048,
@@ -105,7 +105,7 @@ def _measure(kernels: KernelSet, ranks: ConnectedRanks | None, rows: int, option
 
 
 def _sums(ranks: ConnectedRanks, rows: int, layers: int) -> None:
-    x = torch.zeros(rows, int(SHAPE["hidden_size"]), dtype=torch.bfloat16)
+    x = torch.zeros(rows, SHAPE["hidden_size"], dtype=torch.bfloat16)
     for _ in range(2 * layers + 1):
         ranks.sum(x)
 

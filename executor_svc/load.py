@@ -251,7 +251,8 @@ class Load:
         return self._ranks.group.least(default_kv_memory() // self._ranks_plan.place.local.size)
 
     def _take_kv_memory(self, model: LoadedModel, limits: Limits) -> KVCache:
-        _warn_of_memory(limits.num_blocks * block_bytes(model.config, limits.block_size, self.dtype))
+        num_ranks = 1 if self._ranks_plan is None else self._ranks_plan.place.local.size
+        _warn_of_memory(num_ranks * limits.num_blocks * block_bytes(model.config, limits.block_size, self.dtype))
         return KVCache.allocate(model.config, limits.num_blocks, limits.block_size, self.dtype, self._device)
 
     def _runner(self, model: LoadedModel) -> ModelRunner:
@@ -305,7 +306,9 @@ class Load:
 
 
 def _warn_of_memory(kv_bytes: int) -> None:
-    """Pages of the KV memory are taken as they are first written: what does not fit shows only under load."""
+    """Warn where what all ranks of this machine take is more than there is. Pages of the KV memory are taken as they
+    are first written: what does not fit shows only under load.
+    """
     available = available_memory()
     if kv_bytes > available:
         fields = {"kv_bytes": kv_bytes, "available_bytes": available}
