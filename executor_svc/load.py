@@ -97,6 +97,7 @@ def plan_load(
 
     Raises SettingsError and ModelError.
     """
+    assert (ranks is None) == (settings.tensor_parallel == 1), "who starts a rank knows its place"
     device = torch_device(settings.device)
     if settings.profile_ops and device.type != "cpu":
         raise SettingsError("--profile-ops: ops are timed on the host, which a GPU does not wait for; set --device cpu")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from reference import Reference
-from stack import TIMEOUT, ProcessStack, processes, wait_idle
+from stack import TIMEOUT, ProcessStack, get_load, processes, wait_idle
 from stack_client import read_stream, request_for
 
 from octavo.models.prepared import PreparedModel
@@ -49,9 +49,12 @@ async def test_a_rank_killed_in_the_middle_fails_nothing(
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             calls = [stub.Generate(request_for(prompt, LENGTH, ignore_eos=True)) for prompt in PROMPTS]
             reading = [asyncio.create_task(read_stream(call)) for call in calls]
-            await asyncio.sleep(0.5)
+            async with asyncio.timeout(TIMEOUT):
+                while (await get_load(stack)).num_running < len(PROMPTS):
+                    await asyncio.sleep(0.01)
             ranks = _ranks(stack, "executor-0")
             assert len(ranks) == 2
+            assert not any(each.done() for each in reading)
             os.kill(ranks[killed].pid, signal.SIGKILL)
             await _gone(ranks)
             async with asyncio.timeout(TIMEOUT):
