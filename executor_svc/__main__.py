@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -41,12 +42,17 @@ def main() -> int:
     stages = Stages(process_started())
     # Here and not above: what is wrong with a flag is said without waiting for torch.
     from executor_svc.models import ModelLoadError
-    from executor_svc.server import serve
+    from executor_svc.server import EXIT_HUNG, serve
 
     stages.done("imports")
     resume_gc()
     try:
-        return run(serve(settings, stages))
+        code = run(serve(settings, stages))
+        if code == EXIT_HUNG:
+            # Python would wait for the device thread.
+            logging.shutdown()
+            os._exit(code)
+        return code
     except (ModelError, ModelLoadError, PortTakenError, SettingsError) as error:
         stop_with("executor", error)
 
