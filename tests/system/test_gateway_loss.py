@@ -113,11 +113,9 @@ async def test_gateways_die_and_drain(tiny_model: PreparedModel, reference: Refe
     flags = {"gateway": {"drain-grace": "60"}}
     async with chaos_cell(tiny_model, tmp_path, flags=flags, num_executors=1) as cell:
         await _read_through_damage(cell, reference)
-        read = await Readers(cell).start()
         async with octavo.AsyncClient(cell.client_addresses) as client:
             whole = asyncio.create_task(client.complete(PROMPTS[0], **GENERATION))
-            while (await cell.load()).num_requests <= len(PROMPTS):
-                await asyncio.sleep(0)
+            read = await Readers(cell).start()
             cell.signal(GATEWAYS[0], signal.SIGKILL)
             async with asyncio.timeout(TIMEOUT):
                 results = await asyncio.gather(*read, return_exceptions=True)
