@@ -18,6 +18,7 @@ from executor_svc.device.cuda import open_accelerator
 from executor_svc.graph.custom import CustomOpError, bind_ops, load_ops
 from executor_svc.graph.optimize import PASSES, choose_passes
 from executor_svc.graph.passes.base import Pass
+from executor_svc.inputs_ahead import InputsAhead
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.native.build import KernelBuildError
 from executor_svc.kernels.profiled import OpTimes, profiled
@@ -130,11 +131,14 @@ class Load:
         self.holdings: Holdings | None = None
         """What has been loaded; None before that."""
         self._pages: KvPages | None = None
+        self._ahead: InputsAhead | None = None
 
     def stop(self) -> None:
         """End what goes on beside the device thread. Idempotent."""
         if self._pages is not None:
             self._pages.stop()
+        if self._ahead is not None:
+            self._ahead.stop()
 
     def __call__(self) -> ModelRunner | PipelinedRunner:
         """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
@@ -180,8 +184,12 @@ class Load:
         _warn_of_memory(limits.num_blocks * block_bytes(model.config, limits.block_size, self.dtype))
         kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, self.dtype, self._device)
         pages = KvPages(kv_cache)
-        runner = ModelRunner(model, kv_cache, Sampler(self.kernels), limits, pages)
+        sampler, builds_ahead = Sampler(self.kernels), self._settings.build_ahead
+        runner = ModelRunner(model, kv_cache, sampler, limits, pages, builds_ahead=builds_ahead)
         runner.warm_up()
+        if runner.ahead is not None:
+            runner.ahead.start()
+        self._ahead = runner.ahead
         pages.start()
         self._pages = pages
         return runner
