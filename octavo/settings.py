@@ -320,6 +320,7 @@ class ExecutorSettings(Settings):
     threads: int | None = setting(
         None, least=1, most=1024, help="CPU threads of each process of the model; default: all cores"
     )
+    build_ahead: bool = setting(True, help="on a CPU, build a step's inputs while the step before it computes")
     profile_ops: bool = setting(False, help="time each kind of op, for `octavo bench --profile`")
     stall_timeout: float = _stall_timeout()
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")
