@@ -100,7 +100,7 @@ class Watch:
         while True:
             try:
                 kind, message = connection.receive()
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, ValueError) as error:
                 self.lose(f"rank {rank} is gone: {error}")
                 return
             if kind is Kind.LOST:
