@@ -9,9 +9,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
 
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.messages import Kind
@@ -100,7 +100,7 @@ class Watch:
         while True:
             try:
                 kind, message = connection.receive()
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, ValueError) as error:
                 self.lose(f"rank {rank} is gone: {error}")
                 return
             if kind is Kind.LOST:
@@ -112,19 +112,13 @@ class Watch:
             self.received.put((kind, message))
 
 
-class guarded:  # noqa: N801 - reads as a word
-    """What all ranks do together, or none: an error inside is a loss, since the others wait for this rank."""
-
-    def __init__(self, watch: Watch, rank: int) -> None:
-        self._watch = watch
-        self._rank = rank
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        """End; the error goes on, where the process does."""
-        if error is not None:
-            # Where a collective failed since a rank is gone, whoever listens to that rank knows better why.
-            time.sleep(_BETTER_REASON)
-            self._watch.lose(f"rank {self._rank}: {type(error).__name__}: {error}")
+@contextmanager
+def guarded(watch: Watch, rank: int) -> Iterator[None]:
+    """Do what all ranks do together, or none: an error inside is a loss, since the others wait for this rank."""
+    try:
+        yield
+    except BaseException as error:
+        # Where a collective failed since a rank is gone, whoever listens to that rank knows better why.
+        time.sleep(_BETTER_REASON)
+        watch.lose(f"rank {rank}: {type(error).__name__}: {error}")
+        raise

@@ -74,6 +74,10 @@ def _settings_faults() -> Iterator[Fault]:
     yield Fault("devices", "ConfigMap/executor", "data.OCTAVO_DEVICE", "cuda", "and the image", "cpu")
     yield Fault("devices", EXECUTOR, f"{MAIN}.env", [], "compiled kernels go to the home folder")
     yield Fault("devices", EXECUTOR, f"{MAIN}.env", [], "takes all of the node", "cpu")
+    threads = f"{MAIN}.env.0"
+    yield Fault("devices", EXECUTOR, f"{threads}.value", "4", "2 processes of 4 threads", "tensor-parallel")
+    divided = f"{threads}.valueFrom.resourceFieldRef.divisor"
+    yield Fault("settings", EXECUTOR, divided, "2", "no divisor but 1", "cpu")
 
 
 def _pod_faults() -> Iterator[Fault]:
@@ -178,6 +182,7 @@ def _scaling_faults() -> Iterator[Fault]:
     yield Fault("budgets", EXECUTOR, "spec.replicas", 1, "executor: of 1", "cpu")
     yield Fault("budgets", "PodDisruptionBudget/executor", "kind", "Lease", "executor: no budget")
     yield Fault("updates", GATEWAY, "spec.strategy.rollingUpdate.maxUnavailable", 1, "gateway: ")
+    yield Fault("updates", GATEWAY, "spec.progressDeadlineSeconds", GONE, "counts as failed")
     yield Fault("updates", EXECUTOR, "spec.minReadySeconds", GONE, "before the one before is in use")
     yield Fault("updates", SCHEDULER, "spec.podManagementPolicy", GONE, "never gets ready")
     yield Fault("updates", EXECUTOR, "spec.updateStrategy.type", "OnDelete", "OnDelete")

@@ -109,6 +109,24 @@ def test_parts_are_means_of_the_steps_between_two_readings() -> None:
     assert dict(profile.around) == pytest.approx(around)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_sums_over_ranks_are_a_part_where_there_are_several(seconds: float) -> None:
+    """They come out of the forward pass like any op. An executor of one process has no such part."""
+    pages = Pages()
+    profiler = Profiler("s:1", ["e:1"], pages.fetch)
+
+    async def run() -> Profile:
+        await profiler.begin()
+        ranks = f'octavo_executor_op_seconds_total{{op="ranks"}} {seconds}\n'
+        pages.texts |= {"s:1": scheduler_page(30), "e:1": executor_page(30) + ranks}
+        return await profiler.end()
+
+    device = asyncio.run(run()).device
+    assert ("ranks" in device) == bool(seconds)
+    assert device.get("ranks", 0.0) == pytest.approx(seconds / 20)
+    assert device["rest of forward"] == pytest.approx(0.001 - seconds / 20)
+
+
 def test_table_and_document_hold_every_part() -> None:
     """Milliseconds and shares line by line; what runs beside a step has no share of it."""
     outcome = replace(measured(), profile=profile_between(Pages(), "e:1", "e:2"))
