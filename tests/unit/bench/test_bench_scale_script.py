@@ -27,7 +27,7 @@ def test_every_hop_is_counted() -> None:
 def test_what_it_takes_on_paper() -> None:
     """Tokens of all executors, over what one process carries at its share of a CPU, rounded up."""
     measured = {
-        "tokens_per_s": 100_000,
+        "at_once": [{"tokens_per_cpu_s": 150_000}, {"tokens_per_cpu_s": 100_000}],
         "gateway": {interval: {"us_per_token": {"grpc": us}} for interval, us in (("1", 40.0), ("16", 10.0))},
     }
     hops = {"step batches": {"messages_per_token": 1 / 64, "bytes_per_token": 4.0}}
