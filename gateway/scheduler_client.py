@@ -286,10 +286,10 @@ class SchedulerClient:
                     self._live.finish(frame.finished.request)
                 outbox.acknowledge(frame.finished.sequence, at_once=True)
             case "accepted":
-                self._cell.note_answered(frame.accepted.request)
+                self._cell.note_accepted(frame.accepted.request)
                 self._live.confirm(frame.accepted.request, frame.accepted.num_cached_tokens)
             case "rejected":
-                self._cell.note_answered(frame.rejected.request)
+                self._cell.note_rejected(frame.rejected.request)
                 self._live.fail(frame.rejected.request, error_from(frame.rejected.error))
             case "model_pools":
                 self._cell.set_pools(pools_from(frame.model_pools))

@@ -294,7 +294,10 @@ class ExecutorSettings(Settings):
     )
     block_size: int = setting(16, least=1, most=256, help="tokens per KV block")
     kv_memory: int | None = setting(
-        None, parse=parse_bytes, least=1, help="memory for KV blocks, such as 4GiB; default: a share of what is free"
+        None,
+        parse=parse_bytes,
+        least=1,
+        help="memory for KV blocks of each process of the model, such as 4GiB; default: a share of what is free",
     )
     gpu_memory_utilization: float = setting(
         0.9,
@@ -311,7 +314,13 @@ class ExecutorSettings(Settings):
     ops: str | None = setting(
         None, parse=_parse_module, help="custom operators: package.module that has them; default: none"
     )
-    threads: int | None = setting(None, least=1, most=1024, help="CPU threads of the model; default: all cores")
+    tensor_parallel: int = setting(
+        1, least=1, most=64, help="processes that divide the model: started here, or all of them by torchrun"
+    )
+    threads: int | None = setting(
+        None, least=1, most=1024, help="CPU threads of each process of the model; default: all cores"
+    )
+    build_ahead: bool = setting(True, help="on a CPU, build a step's inputs while the step before it computes")
     profile_ops: bool = setting(False, help="time each kind of op, for `octavo bench --profile`")
     stall_timeout: float = _stall_timeout()
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")

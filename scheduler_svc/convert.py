@@ -373,6 +373,7 @@ def _timings(timings: executor_pb2.StageTimings) -> StageTimings:
         max(0.0, _seconds(timings.forward)),
         max(0.0, _seconds(timings.sample)),
         max(0.0, _seconds(timings.idle)) if timings.HasField("idle") else None,
+        max(0.0, _seconds(timings.ahead)) if timings.HasField("ahead") else None,
     )
 
 

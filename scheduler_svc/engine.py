@@ -281,7 +281,7 @@ class Engine:
         return self._requests.of_incarnation(incarnation)
 
     def full_queue(self, model: str, now: float) -> FullQueue | None:
-        """Return a model's queue where whoever comes now has to wait; else None."""
+        """Return a model's queue: whoever does not fit it would be refused now. None: nothing is known of any."""
         return self._queue_bound.full_queue(model, self._placement.pool(model), self._placement.orphans, now)
 
     def pools(self) -> list[ModelPoolView]:

@@ -226,6 +226,10 @@ class EngineLoop:
 
     # What others ask.
 
+    def now(self) -> float:
+        """Return the time, in seconds, by the clock that everything here goes by."""
+        return self._clock()
+
     @property
     def has_placed_work(self) -> bool:
         """Whether an executor has something to run."""
@@ -242,7 +246,7 @@ class EngineLoop:
             return self._engine.pools()
 
     def full_queue(self, model: str) -> FullQueue | None:
-        """Return a model's queue where whoever comes now has to wait, else None."""
+        """Return a model's queue: whoever does not fit it would be refused now. None: nothing is known of any."""
         with self._guarded("full_queue"):
             return self._engine.full_queue(model, self._clock())
 
