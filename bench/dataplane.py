@@ -4,7 +4,8 @@ A scheduler runs as a process of its own between executors that are made up (one
 own, 64 sequences a step) and gateways that throw away what they get (this process), all over loopback gRPC. What is
 measured, the CPU time of the scheduler's process with all its threads, holds everything that a token costs it:
 messages, conversion, batches, logs. `tokens_per_s` is tokens by such a second, with executors that answer at once, so
-that the scheduler is never without work; `paced` is the same with steps of `--step-ms`, where each message wakes it.
+that the scheduler is never without work, and as many of them as make a token cheapest; every case is told beside it.
+`paced` is the same with steps of `--step-ms`, where each message wakes it.
 
 Of equal rounds the best counts: other work on the machine makes a token dearer, never cheaper.
 
@@ -118,7 +119,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
         "output_tokens": args.tokens,
         "at_once": fast,
         "paced": paced,
-        "tokens_per_s": fast[-1]["tokens_per_cpu_s"],
+        "tokens_per_s": max(figures["tokens_per_cpu_s"] for figures in fast),
         "paced_tokens_per_cpu_s": paced[-1]["tokens_per_cpu_s"],
     }
     if not args.no_gateway:

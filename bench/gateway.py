@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from byte_tokenizer import byte_tokenizer
 from service_process import ServiceProcess, service_process
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from octavo.models.manifest import GenerationConfig, Manifest, WeightFile, revision_of, write_files
@@ -37,11 +37,7 @@ _START_SECONDS = 60.0
 
 def make_model(folder: Path) -> PreparedModel:
     """Write a model of 256 tokens, one a byte, without weights, which a gateway never opens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    written = tokenizer.to_str().encode()
+    written = byte_tokenizer().to_str().encode()
     weights = (WeightFile("model.safetensors", 1, hashlib.sha256(b"").hexdigest()),)
     generation = GenerationConfig(eos_token_ids=(0,), bos_token_id=None)
     manifest = Manifest(

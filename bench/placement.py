@@ -27,9 +27,9 @@ from statistics import median, quantiles
 from typing import Any
 
 import uvloop
+from byte_tokenizer import byte_tokenizer
 from make_models import make_llama
 from service_process import service_process
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from octavo.models.prepare import prepare
 from octavo.rpc.channel import open_channel
@@ -76,11 +76,7 @@ def make_model(folder: Path) -> Path:
     """Write a random model of 256 tokens, one a byte, and prepare it."""
     tokenizer_folder = folder / "tokenizer"
     tokenizer_folder.mkdir()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(tokenizer_folder / "tokenizer.json"))
+    byte_tokenizer().save(str(tokenizer_folder / "tokenizer.json"))
     (tokenizer_folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
     model = folder / "model"
     make_llama(model, _CONFIG, tokenizer_of=tokenizer_folder)

@@ -143,7 +143,8 @@ def on_paper(
 ) -> list[dict[str, Any]]:
     """Return what so many executors take, by the figures measured."""
     each = ROWS * 1e3 / step_ms
-    per_scheduler = share * measured["tokens_per_s"]
+    # With the most executors that were measured: the more there are, the dearer is a token.
+    per_scheduler = share * measured["at_once"][-1]["tokens_per_cpu_s"]
     gateways = {
         interval: share * 1e6 / figures["us_per_token"]["grpc"] for interval, figures in measured["gateway"].items()
     }
@@ -210,7 +211,7 @@ def main() -> int:
     figures |= {
         "step_ms": args.step_ms,
         "share": args.share,
-        "executors_per_scheduler": args.share * measured["tokens_per_s"] / each,
+        "executors_per_scheduler": args.share * measured["at_once"][-1]["tokens_per_cpu_s"] / each,
         "executors_per_gateway": args.share * 1e6 / measured["gateway"]["1"]["us_per_token"]["grpc"] / each,
         "executors_per_gateway_16": args.share * 1e6 / measured["gateway"]["16"]["us_per_token"]["grpc"] / each,
         "on_paper": on_paper(figures["hops"], measured, args.step_ms, args.share),

@@ -62,8 +62,8 @@ class KvAccounts:
         kv = executor.kv
         head = executor.waiting.peek()
         is_head = head is not None and head[1] is sequence
-        # The builder has seen no prefix of those whose hashes it has not made yet, and long prompts are not hashed for
-        # a look at the queue.
+        # Who neither takes from the cache nor leaves anything in it has no hashes, and is not hashed for a look at the
+        # queue.
         if not is_head and sequence.block_hashes[0] != kv.block_size:
             return WaitReason.BEHIND_OTHERS
         # From here on in the order in which the builder looks.

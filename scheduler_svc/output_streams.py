@@ -145,14 +145,12 @@ class OutputStream:
 
     def _add_plain(self, tokens: StepTokens) -> None:
         # Mostly nothing is left of steps before, and what the step itself has told already is of few choices.
-        if (self._tokens or self._plain) and self._has_any(_choices(tokens)):
-            self._make_frames()
+        if self._tokens or self._plain:
+            choices = set(_choices(tokens))
+            if not (self._listed_choices().isdisjoint(choices) and self._tokens.keys().isdisjoint(choices)):
+                self._make_frames()
         self._plain.append(tokens)
         self._num_unlisted += 1
-
-    def _has_any(self, choices: Iterable[tuple[int, int]]) -> bool:
-        listed = self._listed_choices()
-        return any(choice in listed or choice in self._tokens for choice in choices)
 
     def _listed_choices(self) -> set[tuple[int, int]]:
         for tokens in self._plain[len(self._plain) - self._num_unlisted :]:

@@ -41,9 +41,9 @@ class PrefixCache:
         self._blocks: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._computing: dict[bytes, Sequence] = {}
-        # What those that wait here will compute or take: how many of them, by hash; and how many blocks of each.
+        # What those that wait here will compute or take: how many of them, by hash; and the hashes of each.
         self._expected: dict[bytes, int] = {}
-        self._expecting: dict[Sequence, int] = {}
+        self._expecting: dict[Sequence, list[bytes]] = {}
         # What the latest who asked have found, oldest first: those that wait for room are looked up in every step.
         self._finds: dict[Sequence, tuple[list[int], list[_Entry]]] = {}
 
@@ -105,14 +105,15 @@ class PrefixCache:
 
     def expect(self, sequence: Sequence) -> None:
         """Note that a sequence waits here, whose full blocks will be there."""
-        hashes = self._hashes(sequence, sequence.num_tokens // self._block_size)
-        self._expecting[sequence] = len(hashes)
+        # A copy: the list grows with the sequence, and another executor's blocks may be of another size.
+        hashes = self._hashes(sequence, sequence.num_tokens // self._block_size).copy()
+        self._expecting[sequence] = hashes
         for block_hash in hashes:
             self._expected[block_hash] = self._expected.get(block_hash, 0) + 1
 
     def stop_expecting(self, sequence: Sequence) -> None:
         """Note that it does not wait here any more; nothing where it was not expected."""
-        for block_hash in self._hashes(sequence, self._expecting.pop(sequence, 0)):
+        for block_hash in self._expecting.pop(sequence, ()):
             if self._expected[block_hash] == 1:
                 del self._expected[block_hash]
             else:
@@ -168,7 +169,7 @@ class PrefixCache:
         assert {block: block_hash for block_hash, block in self._blocks.items()} == {
             block: block_hash for block, (block_hash, _) in self._entries.items()
         }
-        assert sum(self._expected.values()) == sum(self._expecting.values())
+        assert sum(self._expected.values()) == sum(map(len, self._expecting.values()))
         assert set(self._computing.values()) <= running, "a block is awaited from a sequence that does not run"
 
     def _next_hash(self, parent: bytes, token_ids: tuple[int, ...]) -> bytes:
