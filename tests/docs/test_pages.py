@@ -53,7 +53,7 @@ def _page_param(page: Path) -> Any:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", map(_page_param, pages()))
+@pytest.mark.parametrize("page", [_page_param(page) for page in pages()])
 def test_every_command_of_a_page_works(page: Path, reader: Reader) -> None:
     """Pasted one block after the other, each ends well and prints what stands below it."""
     for block in blocks(page):
