@@ -73,10 +73,8 @@ def run_rank(place: Place | None, threads: int, options: Options) -> dict[str, A
     ranks = None if place is None else connect(place, {}, in_order=True)
     found: dict[str, Any] = {}
     for name, each in (("step_ms", kernels), ("op_by_op_ms", replace(kernels, record=lambda body: body))):
-        for rows in options.rows:
-            seconds = _measure(each, ranks, rows, options)
-            if seconds is not None:
-                found.setdefault(str(rows), {})[name] = 1000 * seconds
+        for rows, seconds in _measure(each, ranks, options).items():
+            found.setdefault(str(rows), {})[name] = 1000 * seconds
     if ranks is None:
         return found
     for rows in options.rows:
@@ -87,21 +85,28 @@ def run_rank(place: Place | None, threads: int, options: Options) -> dict[str, A
     return found
 
 
-def _measure(kernels: KernelSet, ranks: ConnectedRanks | None, rows: int, options: Options) -> float | None:
+def _measure(kernels: KernelSet, ranks: ConnectedRanks | None, options: Options) -> dict[int, float]:
+    """Return the seconds of a step by rows; nothing on other ranks than the first."""
     checkpoint = RandomCheckpoint.of({**SHAPE, "num_hidden_layers": options.layers})
     model = load_checkpoint(checkpoint, torch.bfloat16, CPU, kernels, ranks=ranks)
     torch.set_num_threads(1)
-    if ranks is not None and ranks.share.rank:
-        # A step's own KV memory has the rank's heads; its inputs come from rank 0.
-        follow(model, Step.decode(model, rows).kv_cache, ranks)
-        return None
-    leading = model if ranks is None else _Leading(model, ranks)
-    step = Step.decode(leading, rows)
-    with torch.inference_mode():
-        seconds = _time(lambda: leading.likeliest(step.layers()[step.last]), options.steps)
-    if ranks is not None:
-        ranks.watch.tell(Kind.END)
-    return seconds
+    found = {}
+    for rows in options.rows:
+        if ranks is not None and ranks.share.rank:
+            # A step's own KV memory has the rank's heads; its inputs come from rank 0.
+            follow(model, Step.decode(model, rows).kv_cache, ranks)
+            continue
+        leading = model if ranks is None else _Leading(model, ranks)
+        step = Step.decode(leading, rows)
+        with torch.inference_mode():
+            found[rows] = _time(partial(_greedy, leading, step), options.steps)
+        if ranks is not None:
+            ranks.watch.tell(Kind.END)
+    return found
+
+
+def _greedy(model: CausalLM | _Leading, step: Step) -> None:
+    model.likeliest(step.layers()[step.last])
 
 
 def _sums(ranks: ConnectedRanks, rows: int, layers: int) -> None:
@@ -151,7 +156,7 @@ def main() -> int:
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, with commas")
     parser.add_argument("--rows", default="1,16,64", help="sequences of a step, with commas")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--json", metavar="OUT")
     args = parser.parse_args()
     options = Options([int(each) for each in args.rows.split(",")], args.steps, args.layers)

@@ -123,7 +123,7 @@ def test_ranks_together_read_every_weight_once(tmp_path: Path, first: Variation)
                 assert torch.equal(torch.cat([part for pair in pairs for part in pair]), whole[0])
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("first", FIRSTS, ids=lambda variation: variation.family)
 def test_weight_memory_is_divided(tmp_path: Path, first: Variation, size: int) -> None:
     """The bytes that a rank packs are 1/N of the layers', and the remainder that docs/running.md states: what is whole
