@@ -16,6 +16,7 @@ from executor_svc.fingerprint import fingerprint
 from executor_svc.kernels.profiled import OpTimes
 from executor_svc.load import Load, num_threads, plan_load
 from executor_svc.metrics import ExecutorMetrics, LiveState, OpSeconds
+from executor_svc.ranks_plan import RanksPlan
 from executor_svc.servicer import ExecutorService
 from executor_svc.ticks import DeviceTicks
 from executor_svc.worker import Worker
@@ -46,9 +47,12 @@ EXIT_HUNG = 4
 class ExecutorServer:
     """One executor. `start` loads the model, then listens; `run` serves until told to stop."""
 
-    def __init__(self, settings: ExecutorSettings, stages: Stages | None = None) -> None:
-        """`stages`: of the start; without it the first begins now."""
+    def __init__(
+        self, settings: ExecutorSettings, stages: Stages | None = None, ranks: RanksPlan | None = None
+    ) -> None:
+        """`stages`: of the start; without it the first begins now. `ranks`: where this is the first of several."""
         self._settings = settings
+        self._ranks = ranks
         self._stages = Stages() if stages is None else stages
         registry = CollectorRegistry()
         self._metrics_server = MetricsServer(registry, settings.bind, settings.metrics_port)
@@ -89,14 +93,14 @@ class ExecutorServer:
         nothing is left running.
         """
         settings = self._settings
-        load = plan_load(settings, self._stages, self._op_times)
+        load = plan_load(settings, self._stages, self._op_times, self._ranks)
         async with contextlib.AsyncExitStack() as undo:
             self._metrics_server.start()
             undo.push_async_callback(self._metrics_server.stop)
+            undo.callback(load.stop)
             runner = await self._worker.start(load)
             undo.push_async_callback(self._worker.stop)
             self._load = load
-            undo.callback(load.stop)
             self._live_state.holdings = load.holdings
             if self._op_times is not None:
                 self._op_times.clear()
@@ -191,9 +195,9 @@ class ExecutorServer:
         return EXIT_FAILED
 
 
-async def serve(settings: ExecutorSettings, stages: Stages) -> int:
+async def serve(settings: ExecutorSettings, stages: Stages, ranks: RanksPlan | None = None) -> int:
     """Run an executor until SIGTERM or SIGINT. Returns the exit code."""
-    server = ExecutorServer(settings, stages)
+    server = ExecutorServer(settings, stages, ranks)
     signalled = asyncio.ensure_future(wait_for_signal())
     start = asyncio.ensure_future(server.start())
     await asyncio.wait((signalled, start), return_when=asyncio.FIRST_COMPLETED)
@@ -226,6 +230,7 @@ def _info(settings: ExecutorSettings, load: Load, limits: Limits) -> ExecutorInf
             dtype=load.dtype,
             kernels=load.kernels.build,
             passes=[each.name for each in load.passes],
+            tensor_parallel_size=settings.tensor_parallel,
         ),
         limits=limits,
     )
@@ -247,6 +252,7 @@ def _figures(settings: ExecutorSettings, info: ExecutorInfo, load: Load) -> dict
         "kernels_build": load.kernels.build,
         "kernels_by_reference": ", ".join(load.kernels.by_reference),
         "passes": ", ".join(each.name for each in load.passes),
+        "tensor_parallel": settings.tensor_parallel,
         "threads": num_threads(settings),
         "block_size": info.limits.block_size,
         "num_blocks": info.limits.num_blocks,

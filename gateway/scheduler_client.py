@@ -276,8 +276,7 @@ class SchedulerClient:
                 columns = (step.requests, step.choices, step.token_indexes, step.token_ids)
                 if len(set(map(len, columns))) > 1:
                     raise DetachedError("the scheduler sent columns of different lengths")
-                for request, choice, index, token_id in zip(*columns, strict=True):
-                    self._live.apply(request, choice, index, (token_id,), None, None)
+                self._live.apply_tokens(*columns)
                 outbox.acknowledge(frame.step_outputs.sequence)
             case "finished":
                 outbox.check_next(frame.finished.sequence)

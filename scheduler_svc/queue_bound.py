@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from octavo.rpc.full_queue import FullQueue
 from scheduler_svc.executor_state import ExecutorState
-from scheduler_svc.placement import least_loaded
 from scheduler_svc.sequence import LiveRequest
 from scheduler_svc.sequence import Sequence as Choice
 
@@ -33,15 +32,22 @@ class QueueBound:
     max_waiting: int | None = None
     max_waiting_tokens: int | None = None
 
-    def check(self, request: LiveRequest, pool: Sequence[ExecutorState], orphans: Iterable[Choice], now: float) -> None:
+    def check(
+        self,
+        request: LiveRequest,
+        target: ExecutorState | None,
+        pool: Sequence[ExecutorState],
+        orphans: Iterable[Choice],
+        now: float,
+    ) -> None:
         """Raise RESOURCE_EXHAUSTED, with the numbers and a delay, where a request would make too much wait.
 
-        `request` is not placed yet; `pool` are the executors of its model, `orphans` wait for an executor of any.
+        `request` is not placed yet, and would be at `target`; `pool` are the executors of its model, `orphans` wait for
+        an executor of any.
         """
         if request.record.is_resumed or self._is_none:
             return
         first = request.sequences[0]
-        target = least_loaded(pool, first)
         if target is None or not (target.running or target.waiting):
             return
         count, num_tokens = len(request.sequences), first.num_tokens

@@ -48,10 +48,14 @@ class FullQueue:
         return choices and (self.max_tokens is None or 2 * self.num_tokens <= self.max_tokens)
 
     def plus(self, num_choices: int, num_tokens: int) -> FullQueue:
-        """Return the queue with so many choices more, of so many tokens together."""
+        """Return the queue with so many choices more, of so many tokens together; what does not fit is never in it."""
         if not num_choices:
             return self
         choices, tokens = self.num_choices + num_choices, self.num_tokens + num_tokens
+        if self.max_choices is not None:
+            choices = min(choices, max(self.num_choices, self.max_choices))
+        if self.max_tokens is not None:
+            tokens = min(tokens, max(self.num_tokens, self.max_tokens))
         return replace(self, num_choices=choices, num_tokens=tokens, is_idle=False)
 
     def refusal(self, num_choices: int, num_tokens: int) -> ServiceError:
