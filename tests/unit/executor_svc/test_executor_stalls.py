@@ -157,6 +157,7 @@ async def test_a_stop_waits_for_a_device_that_moves_and_for_no_other(
     hung = [record for record in caplog.records if "is not waited for" in record.getMessage()]
     assert len(hung) == (0 if is_slow else 1)
     await gate.leave()
+    server._load.stop()
 
 
 def start_hung(model: str) -> subprocess.Popen[str]:
