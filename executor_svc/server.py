@@ -146,10 +146,11 @@ class ExecutorServer:
         self._servicer.end_streams(_unavailable("STOPPING", "the executor is stopping"))
         await self._rpc.stop(STOP_GRACE)
         has_ended = await self._stop_worker()
-        self._load.stop()
         if has_ended:
+            self._load.stop()
             await self._watch
         else:
+            # Nor is what goes on beside it: other ranks wait for this device, and end with the process.
             self._watch.cancel()
         await self._metrics_server.stop()
         return has_ended

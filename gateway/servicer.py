@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -31,6 +31,7 @@ from octavo.v1 import inference_pb2, inference_pb2_grpc
 REQUEST_ID_KEY = "x-octavo-request-id"
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Whole = TypeVar("_Whole", inference_pb2.GenerateOnceResponse, inference_pb2.ScoreResponse)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -72,7 +73,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def GenerateOnce(  # noqa: N802
         self, request: inference_pb2.GenerateOnceRequest, context: _Context
-    ) -> inference_pb2.GenerateOnceResponse:
+    ) -> inference_pb2.GenerateOnceResponse | bytes:
         """Answer with all of a request's events at once."""
         call = self._call_of(request, context)
         self._refuse_early(request.request)
@@ -81,15 +82,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         async with self._generator.generate(command, streaming=False, **call) as generation:
             events = await generation.all_events()
             await _send_request_id(generation, context)
-            return response_from_all(events)
+            return _sealed(request, response_from_all(events))
 
-    async def Score(self, request: inference_pb2.ScoreRequest, context: _Context) -> inference_pb2.ScoreResponse:  # noqa: N802
+    async def Score(  # noqa: N802
+        self, request: inference_pb2.ScoreRequest, context: _Context
+    ) -> inference_pb2.ScoreResponse | bytes:
         """Answer with how likely continuations are."""
         call = self._call_of(request, context)
         self._early_refusals.check(request.model, len(request.continuations))
         command = score_command_from(request)
         self._permits.hold_for_call(min(len(command.continuations), MAX_CONTINUATIONS), "continuations")
-        return scores_to_proto(await self._generator.score(command, **call))
+        return _sealed(request, scores_to_proto(await self._generator.score(command, **call)))
 
     async def CancelGenerate(  # noqa: N802
         self, request: inference_pb2.CancelGenerateRequest, context: _Context
@@ -144,6 +147,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             "deadline": None if remaining is None else self._clock() + remaining,
             "traceparent": traceparent if isinstance(traceparent, str) else "",
         }
+
+
+def _sealed(
+    request: inference_pb2.GenerateOnceRequest | inference_pb2.ScoreRequest, response: _Whole
+) -> _Whole | bytes:
+    """Return a whole answer, sealed where its request was."""
+    return SealedAnswers(request.checksum).seal(response) if request.HasField("checksum") else response
 
 
 async def _send_request_id(generation: Generation, context: _Context) -> None:

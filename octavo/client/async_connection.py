@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc.aio
 
-from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout
+from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout, unary_codecs
 from octavo.client.discovery import Api, checked_addresses, find, given_addresses, key_metadata
-from octavo.client.errors import CallInfo, cancelled, peer_error
+from octavo.client.errors import CallInfo, cancelled, damaged, peer_error
 from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import ServiceError
-from octavo.rpc.seal import SealedAnswers, sealed_request
+from octavo.rpc.seal import Damaged, SealedAnswers, sealed_request
 
 SEND_TIMEOUT = 5.0
 CLOSE_PATIENCE = 1.0
@@ -104,7 +104,7 @@ class AsyncConnection:
         """Ask, and do not wait for the answer, which nobody wants. `close` waits a moment for what is under way."""
         if self._is_closed or self._channel is None:
             return
-        method = self._channel.unary_unary(rpc.path, *_codecs(rpc))
+        method = self._channel.unary_unary(rpc.path, *unary_codecs(rpc))
         call = method(request, timeout=SEND_TIMEOUT, metadata=self._metadata)
         self._unheard.add(call)
         call.add_done_callback(self._unheard.discard)
@@ -114,11 +114,10 @@ class AsyncConnection:
     ) -> ResponseT:
         """Ask once. `seconds`: what is left of `timeout`, which is what an error tells."""
         channel = await self._open_channel()
-        method = channel.unary_unary(rpc.path, *_codecs(rpc))
+        method = channel.unary_unary(rpc.path, *unary_codecs(rpc))
         call = self._keep(method(request, timeout=seconds, metadata=self._metadata))
         try:
-            answer: ResponseT = await call
-            return answer
+            answer: ResponseT | Damaged = await call
         except grpc.aio.AioRpcError as error:
             raise peer_error(error, self.call_info(rpc, timeout), is_ours=self._is_closed) from None
         except asyncio.CancelledError:
@@ -129,6 +128,9 @@ class AsyncConnection:
         except BaseException:
             call.cancel()
             raise
+        if isinstance(answer, Damaged):
+            raise damaged()
+        return answer
 
     async def stream(
         self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None
@@ -188,7 +190,3 @@ def is_being_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _codecs(rpc: Rpc[RequestT, ResponseT]) -> tuple[Any, Any]:
-    return rpc.request_type.SerializeToString, rpc.response_type.FromString

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from octavo.client.errors import invalid
+from octavo.rpc.seal import SealedAnswers, sealed_request
 from octavo.v1 import admin_pb2, inference_pb2, model_pb2
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -28,6 +30,23 @@ class Rpc(Generic[RequestT, ResponseT]):
     def path(self) -> str:
         """The path on the wire."""
         return f"/{self.service}/{self.name}"
+
+
+def unary_codecs(rpc: Rpc[Any, Any]) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """Return how one call is written and its answer read, which may be Damaged where the contract has seals."""
+    if "checksum" not in rpc.response_type.DESCRIPTOR.fields_by_name:
+        return rpc.request_type.SerializeToString, rpc.response_type.FromString
+    answers: list[SealedAnswers] = []
+
+    def write(request: Message) -> bytes:
+        data = sealed_request(request)
+        answers[:] = [SealedAnswers.to(data)]
+        return data
+
+    def read(data: bytes) -> Any:
+        return answers[0].opened(rpc.response_type.FromString)(data)
+
+    return write, read
 
 
 INFERENCE_SERVICE = "octavo.v1.InferenceService"

@@ -143,8 +143,8 @@ def cancelled(reason: str, message: str) -> RequestCancelledError:
 
 
 def damaged() -> UnavailableError:
-    """Return the error for a stream whose bytes were changed on the way, or that ended before its end."""
-    return unavailable("DAMAGED_STREAM", "the bytes of the stream were changed on the way")
+    """Return the error for an answer whose bytes were changed on the way, or a stream that ended before its end."""
+    return unavailable("DAMAGED_STREAM", "the bytes of the answer were changed on the way")
 
 
 def unavailable(reason: str, message: str) -> UnavailableError:

@@ -14,13 +14,13 @@ from typing import Any
 
 import grpc
 
-from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout
+from octavo.client.client_rpcs import SERVICE_CONFIG, WAITED_FOR, RequestT, ResponseT, Rpc, grpc_timeout, unary_codecs
 from octavo.client.discovery import Api, checked_addresses, find_blocking, given_addresses, key_metadata
-from octavo.client.errors import CallInfo, cancelled, peer_error
+from octavo.client.errors import CallInfo, cancelled, damaged, peer_error
 from octavo.client.patience import PATIENCE, Patience
 from octavo.rpc.channel import open_sync_channel
 from octavo.rpc.errors import ServiceError
-from octavo.rpc.seal import SealedAnswers, sealed_request
+from octavo.rpc.seal import Damaged, SealedAnswers, sealed_request
 
 SEND_TIMEOUT = 5.0
 CLOSE_PATIENCE = 1.0
@@ -110,7 +110,7 @@ class SyncConnection:
         with self._lock:
             if self._is_closed or self._channel is None:
                 return
-            method = self._channel.unary_unary(rpc.path, *_codecs(rpc))
+            method = self._channel.unary_unary(rpc.path, *unary_codecs(rpc))
             call = method.future(request, timeout=SEND_TIMEOUT, metadata=self._metadata)
             self._unheard.add(call)
         call.add_done_callback(self._unheard.discard)
@@ -120,11 +120,10 @@ class SyncConnection:
     ) -> ResponseT:
         """Ask once. `seconds`: what is left of `timeout`, which is what an error tells."""
         with self._lock:
-            method = self._open_channel().unary_unary(rpc.path, *_codecs(rpc))
+            method = self._open_channel().unary_unary(rpc.path, *unary_codecs(rpc))
             call = method.future(request, timeout=seconds, metadata=self._metadata)
         try:
-            answer: ResponseT = call.result()
-            return answer
+            answer: ResponseT | Damaged = call.result()
         except grpc.FutureCancelledError:
             raise cancelled("CLIENT_CLOSED", "the client was closed before the call was complete") from None
         except grpc.RpcError as error:
@@ -132,6 +131,9 @@ class SyncConnection:
         except BaseException:  # KeyboardInterrupt, above all
             call.cancel()
             raise
+        if isinstance(answer, Damaged):
+            raise damaged()
+        return answer
 
     def stream(
         self, rpc: Rpc[RequestT, ResponseT], request: RequestT, timeout: float | None
@@ -168,7 +170,3 @@ class SyncConnection:
                 self._addresses = given_addresses(self._api) or [find_blocking(self._api)]
             self._channel = open_sync_channel(self._addresses[self._index], SERVICE_CONFIG)
         return self._channel
-
-
-def _codecs(rpc: Rpc[RequestT, ResponseT]) -> tuple[Any, Any]:
-    return rpc.request_type.SerializeToString, rpc.response_type.FromString

@@ -5,7 +5,8 @@ bytes is put behind them as that field. Without it a byte that changes on the wa
 know.
 
 A client may seal its request, in a field of number 17; then each answer is sealed by a CRC-32 that goes on from the one
-before, of the first from the request's. So an answer that is missing, or another stream's, is found too.
+before, of the first from the request's. So an answer that is missing, or another stream's, is found too. An answer that
+comes whole is the only one.
 """
 
 from __future__ import annotations

@@ -17,14 +17,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from executor_stack import first_step
+from executor_stack import Peer, first_step
 from factories import make_llama
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.batch import StepBatch, StepResult
 from executor_svc.model_runner import ModelRunner
 from executor_svc.server import EXIT_HUNG, EXIT_OK, SERVICE_NAME, ExecutorServer
-from octavo.internal.executor.v1 import executor_pb2 as pb
 from octavo.internal.executor.v1 import executor_pb2_grpc
 from octavo.models.prepare import prepare
 from octavo.rpc.channel import open_channel
@@ -84,12 +83,10 @@ def _gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 async def begin(channel: grpc.aio.Channel) -> Any:
     """Open a session and send a step."""
-    call = executor_pb2_grpc.ExecutorServiceStub(channel).Execute()
-    assert (await asyncio.wait_for(call.read(), TIMEOUT)).HasField("welcome")
-    await call.write(pb.ExecuteRequest(begin=pb.Begin(term=1, session=1)))
-    assert (await asyncio.wait_for(call.read(), TIMEOUT)).ready.session == 1
-    await call.write(pb.ExecuteRequest(step_batch=first_step(session=1)))
-    return call
+    peer = Peer(executor_pb2_grpc.ExecutorServiceStub(channel))
+    await peer.begin(1, 1)
+    await peer.write(step_batch=first_step(session=1))
+    return peer.call
 
 
 def settings(model: str) -> ExecutorSettings:
@@ -160,6 +157,7 @@ async def test_a_stop_waits_for_a_device_that_moves_and_for_no_other(
     hung = [record for record in caplog.records if "is not waited for" in record.getMessage()]
     assert len(hung) == (0 if is_slow else 1)
     await gate.leave()
+    server._load.stop()
 
 
 def start_hung(model: str) -> subprocess.Popen[str]:

@@ -72,6 +72,8 @@ class FakeGateway:
         self.ended = threading.Event()
         """A hanging call has ended."""
         self.address = ""
+        self.checksum = 0
+        """That of the last request, where it had one."""
         self._changed = threading.Condition()
         self._num_ended = 0
 
@@ -90,7 +92,8 @@ class FakeGateway:
     def answers(self, request: Any, context: Any) -> Iterator[Any]:
         """Serve one call."""
         behaviour = self.behaviours[min(len(self.requests), len(self.behaviours) - 1)]
-        if isinstance(request, pb.GenerateRequest):
+        if isinstance(request, pb.GenerateRequest | pb.GenerateOnceRequest | pb.ScoreRequest):
+            self.checksum = request.checksum
             request.ClearField("checksum")  # tests compare what was asked
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))

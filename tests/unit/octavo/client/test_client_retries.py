@@ -9,7 +9,19 @@ from typing import Any
 
 import grpc
 import pytest
-from client_fakes import NO_EXECUTOR, STARTED, TIMEOUT, Call, Face, answer, deltas_of, fail, reply, serving
+from client_fakes import (
+    NO_EXECUTOR,
+    STARTED,
+    TIMEOUT,
+    Behaviour,
+    Call,
+    Face,
+    answer,
+    deltas_of,
+    fail,
+    reply,
+    serving,
+)
 
 from octavo.client import (
     AdminClient,
@@ -20,6 +32,7 @@ from octavo.client import (
 )
 from octavo.client.client_rpcs import SERVICE_CONFIG
 from octavo.rpc.limits import MAX_MESSAGE_BYTES
+from octavo.rpc.seal import SealedAnswers
 from octavo.v1 import admin_pb2
 from octavo.v1 import inference_pb2 as pb
 
@@ -99,6 +112,34 @@ def test_a_call_that_a_closing_server_drops_is_asked_again(face: Face) -> None:
         assert gateway.requests[1].resume.token == "token"
     with serving(drop) as gateway, pytest.raises(UnavailableError, match="is closing and has dropped Tokenize"):
         face.call(gateway.address, "tokenize", "x")
+
+
+def sealed(message: Any) -> Behaviour:
+    """Answer a unary call whole, as a gateway does whose request was sealed."""
+
+    def behave(call: Call) -> Iterator[Any]:
+        yield type(message).FromString(SealedAnswers(call.gateway.checksum).seal(message))
+
+    return behave
+
+
+@pytest.mark.parametrize("method", ["complete", "score"])
+def test_a_whole_answer_that_was_changed_on_the_way_is_asked_for_again(face: Face, method: str) -> None:
+    """A byte is another one than was sent, or it is another request's answer: nobody gets to see it. A gateway that
+    seals nothing is believed.
+    """
+    arguments: tuple[Any, ...] = ("x",) if method == "complete" else ("x", ["y"])
+    whole: Any = pb.GenerateOnceResponse(started=STARTED, choices=[pb.Choice(text="a")])
+    damaged: Any = pb.GenerateOnceResponse(started=STARTED, choices=[pb.Choice(text="b")], checksum=1)
+    if method == "score":
+        whole = pb.ScoreResponse(scores=[pb.ContinuationScore(logprob=-1.0)])
+        damaged = pb.ScoreResponse(scores=[pb.ContinuationScore(logprob=-2.0)], checksum=1)
+    for last in (sealed(whole), reply(whole)):
+        with serving(reply(damaged), reply(damaged), last) as gateway:
+            got = face.call(gateway.address, method, *arguments)
+        assert len(gateway.requests) == 3
+        assert gateway.checksum
+        assert got.text == "a" if method == "complete" else got.scores[0].logprob == -1.0
 
 
 def test_refusals_end_with_the_last_error(face: Face) -> None:
