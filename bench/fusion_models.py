@@ -19,6 +19,7 @@ from executor_svc.models import CausalLM, ModelConfig
 from executor_svc.models.config_fields import ConfigFields
 from executor_svc.models.loader import load_checkpoint
 from executor_svc.models.registry import find_family
+from executor_svc.weights import Region
 
 CPU = torch.device("cpu")
 CONTEXT = 512
@@ -77,8 +78,13 @@ class RandomCheckpoint:
         family = find_family(fields)
         return cls(config, family.name_tensors(family.read_config(fields), ()).tensors())
 
-    def copy_to(self, name: str, out: Tensor) -> None:
+    def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
         """See Checkpoint."""
+        if region is not None:
+            whole = torch.empty(self.shapes[name])
+            self.copy_to(name, whole)
+            out.copy_(region.of(whole))
+            return
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         scale = out.shape[-1] ** -0.5 if out.dim() == 2 else 0.02
         drawn = torch.empty(out.shape).normal_(std=scale, generator=generator)

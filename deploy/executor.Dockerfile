@@ -19,7 +19,8 @@ RUN python requirements.py >requirements.txt \
 
 # Nothing is compiled ahead but what an import compiles, here and at the end: a service could not keep it, and most
 # modules are never imported. torch's own test programs are a tenth of it.
-# `auto` takes the CPU build of torch where pip finds one, else torch's own build; `gpu` always takes that.
+# `auto` takes the CPU build of torch where pip finds one, else torch's own build; `gpu` always takes that. With it comes
+# a C compiler: Triton compiles what starts its kernels when the first one runs.
 ARG TORCH=auto
 COPY constraints-cpu.txt constraints-gpu.txt scripts/torch_build.py ./
 RUN build=$TORCH extras=executor \
@@ -28,7 +29,10 @@ RUN build=$TORCH extras=executor \
     && python requirements.py $extras >requirements.txt \
     && python -m pip install --root-user-action=ignore --no-cache-dir --no-compile \
         -c "constraints-$build.txt" -r requirements.txt \
-    && rm -rf "$(python -c 'import torch; print(torch.__path__[0])')/test"
+    && rm -rf "$(python -c 'import torch; print(torch.__path__[0])')/test" \
+    && if [ "$build" = gpu ]; then \
+        apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi
 
 # The kernels of every instruction set, so that the service needs no compiler. This stage is left behind.
 FROM packages AS kernels

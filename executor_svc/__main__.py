@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -20,6 +21,8 @@ from executor_svc.preload import preload_torch
 
 preload_torch()
 
+from executor_svc.parallel.place import find_place, take_cores
+from executor_svc.parallel.start import start_ranks
 from octavo.models import ModelError
 from octavo.rpc.server import PortTakenError, run
 from octavo.rpc.settings import SettingsError, stop_with
@@ -37,16 +40,35 @@ def main() -> int:
     """Read the settings and run until told to stop."""
     settings = load(ExecutorSettings)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    configure_logging("executor", settings.log_level)
     stages = Stages(process_started())
+    try:
+        place = find_place(settings, os.environ)
+    except SettingsError as error:
+        stop_with("executor", error)
+    rank = 0 if place is None else place.share.rank
+    configure_logging(f"executor-rank-{rank}" if rank else "executor", settings.log_level)
+    started = None
+    if place is not None:
+        started = start_ranks(settings, place)
+        settings = take_cores(settings, place)
     # Here and not above: what is wrong with a flag is said without waiting for torch.
+    from executor_svc.follower import run_follower
     from executor_svc.models import ModelLoadError
-    from executor_svc.server import serve
+    from executor_svc.ranks_plan import RanksPlan
+    from executor_svc.server import EXIT_HUNG, serve
 
-    stages.done("imports")
+    if not rank:
+        stages.done("imports")
     resume_gc()
     try:
-        return run(serve(settings, stages))
+        if place is not None and rank:
+            return run_follower(settings, place)
+        code = run(serve(settings, stages, None if place is None else RanksPlan(place, started)))
+        if code == EXIT_HUNG:
+            # Python would wait for the device thread.
+            logging.shutdown()
+            os._exit(code)
+        return code
     except (ModelError, ModelLoadError, PortTakenError, SettingsError) as error:
         stop_with("executor", error)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -29,8 +29,10 @@ from executor_svc.memory import available_memory, default_kv_memory
 from executor_svc.metrics import Holdings
 from executor_svc.model_runner import ModelRunner
 from executor_svc.models import CausalLM, LoadedModel, ServedConfig, load_model, read_config
+from executor_svc.parallel.lead import ConnectedRanks, LeadingModel, follow
 from executor_svc.pipeline.load import DevicePlan, load_runner, out_of_memory
 from executor_svc.pipeline.runner import PipelinedRunner
+from executor_svc.ranks_plan import RanksPlan
 from executor_svc.sampler import Sampler
 from octavo.models import PreparedModel, open_prepared
 from octavo.rpc.settings import SettingsError
@@ -85,11 +87,18 @@ def _passes(
         raise SettingsError(f"--passes {settings.passes}: {error}") from None
 
 
-def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | None = None) -> Load:
-    """Return what loads the model on the device thread. `op_times`: where the ops' time is counted.
+def plan_load(
+    settings: ExecutorSettings,
+    stages: Stages,
+    op_times: OpTimes | None = None,
+    ranks: RanksPlan | None = None,
+) -> Load:
+    """Return what loads the model on the device thread. `op_times`: where the ops' time is counted. `ranks`: where the
+    model is divided.
 
     Raises SettingsError and ModelError.
     """
+    assert (ranks is None) == (settings.tensor_parallel == 1), "who starts a rank knows its place"
     device = torch_device(settings.device)
     if settings.profile_ops and device.type != "cpu":
         raise SettingsError("--profile-ops: ops are timed on the host, which a GPU does not wait for; set --device cpu")
@@ -101,7 +110,7 @@ def plan_load(settings: ExecutorSettings, stages: Stages, op_times: OpTimes | No
     stages.done("kernels")
     prepared = open_prepared(settings.model)
     prepared.check_weights()
-    return Load(settings, prepared, dtype, device, kernels, passes, stages)
+    return Load(settings, prepared, dtype, device, kernels, passes, stages, ranks)
 
 
 class Load:
@@ -116,8 +125,11 @@ class Load:
         kernels: KernelSet,
         passes: Sequence[Pass],
         stages: Stages,
+        ranks_plan: RanksPlan | None = None,
     ) -> None:
         self._settings = settings
+        self._ranks_plan = ranks_plan
+        self._ranks: ConnectedRanks | None = None
         self.prepared = prepared
         self.dtype = dtype
         self._device = device
@@ -137,32 +149,64 @@ class Load:
         """End what goes on beside the device thread. Idempotent."""
         if self._pages is not None:
             self._pages.stop()
+        if self._ranks is not None:
+            self._ranks.watch.finish()
+            if self._ranks_plan is not None and self._ranks_plan.started is not None:
+                self._ranks_plan.started.wait()
+            self._ranks.watch.close()
         if self._ahead is not None:
             self._ahead.stop()
 
     def __call__(self) -> ModelRunner | PipelinedRunner:
         """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
+        with self._all_or_none():
+            return self._load()
+
+    def follow(self) -> None:
+        """Load the part of a rank that is not the first, and do what rank 0 tells until it ends. Raises what a load
+        does.
+        """
+        with self._all_or_none():
+            model = self._load_model()
+            assert self._ranks is not None  # its plan
+            assert isinstance(model, CausalLM)  # the loader: only these are divided
+            self._stages.done("weights")
+            limits = self._limits(model.config, self._free_memory())
+            kv_cache = self._take_kv_memory(model, limits)
+            self._stages.done("KV memory")
+        pages = self._pages = KvPages(kv_cache)
+        pages.start()
+        try:
+            follow(model, kv_cache, self._ranks, pages)
+        finally:
+            pages.stop()
+            self._ranks.watch.close()
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Have the other ranks end where this one cannot load."""
+        try:
+            yield
+        except BaseException as error:
+            if self._ranks is not None:
+                rank = self._ranks.share.rank
+                self._ranks.watch.leave(f"rank {rank} could not start: {error}")
+                self._ranks = None
+            raise
+
+    def _load(self) -> ModelRunner | PipelinedRunner:
         started = time.monotonic()
         settings, dtype, device = self._settings, self.dtype, self._device
-        torch.set_num_threads(num_threads(settings))
         accelerator = open_accelerator(device) if device.type != "cpu" else None
-        if settings.kv_memory is not None:
-            # Said before the weights are read, which may take minutes. What is free is known only after that.
-            self._limits(read_config(self.prepared), settings.kv_memory)
         with contextlib.ExitStack() as stack:
             if accelerator is not None:
                 stack.enter_context(out_of_memory(accelerator, "the weights", "--dtype, or take a smaller model"))
-            longest = settings.max_model_len
-            model = load_model(self.prepared, dtype, device, self.kernels, self._progress, longest, passes=self.passes)
+            model = self._load_model()
         self.architecture, self.code = model.config.architecture, model.code
         if settings.deterministic and self.code != CausalLM.code:
             raise SettingsError(
                 f"--deterministic: {self.architecture} is run by {self.code}, whose results depend on the batch"
             )
-        if self.kernels.name == "cpu" and self.code == CausalLM.code:
-            # From here on torch has small things to do. Its threads would look for more of them for some milliseconds
-            # each time, on the processors of those that compute.
-            torch.set_num_threads(1)
         self._stages.done("weights")
         runner = self._runner(model) if accelerator is None else self._pipelined(model, accelerator)
         limits = runner.limits
@@ -178,14 +222,55 @@ class Load:
         self.holdings = Holdings(self._weights_bytes, load_seconds, limits.num_blocks - 1, kv_bytes)
         return runner
 
+    def _load_model(self) -> LoadedModel:
+        """Read the weights, on a device of whatever kind, once the ranks have come together where there are several."""
+        settings = self._settings
+        torch.set_num_threads(num_threads(settings))
+        plan = self._ranks_plan
+        config = read_config(self.prepared) if settings.kv_memory is not None or plan is not None else None
+        if plan is not None:
+            assert config is not None  # just above
+            config = plan.check(self.prepared, config)
+        if settings.kv_memory is not None:
+            assert config is not None  # just above
+            # Said before the weights are read, which may take minutes. What is free is known only after that.
+            self._limits(config, settings.kv_memory)
+        if plan is not None:
+            self._ranks = plan.connect(settings, self.prepared, self.dtype, self.kernels, self.passes)
+            self._stages.done("ranks")
+        longest, kernels = settings.max_model_len, self.kernels
+        progress, ranks = self._progress, self._ranks
+        model = load_model(self.prepared, self.dtype, self._device, kernels, progress, longest, self.passes, ranks)
+        if kernels.name == "cpu" and model.code == CausalLM.code:
+            # From here on torch has small things to do. Its threads would look for more of them for some milliseconds
+            # each time, on the processors of those that compute.
+            torch.set_num_threads(1)
+        return model
+
+    def _free_memory(self) -> int:
+        """Return what is free for KV, in bytes: of several ranks, for the one that has least, once all have weights."""
+        if self._ranks is None or self._ranks_plan is None:
+            return default_kv_memory()
+        # Two ranks of one machine see the same memory free.
+        self._ranks.group.least(0)
+        return self._ranks.group.least(default_kv_memory() // self._ranks_plan.place.local.size)
+
+    def _take_kv_memory(self, model: LoadedModel, limits: Limits) -> KVCache:
+        num_ranks = 1 if self._ranks_plan is None else self._ranks_plan.place.local.size
+        _warn_of_memory(num_ranks * limits.num_blocks * block_bytes(model.config, limits.block_size, self.dtype))
+        return KVCache.allocate(model.config, limits.num_blocks, limits.block_size, self.dtype, self._device)
+
     def _runner(self, model: LoadedModel) -> ModelRunner:
         """Take KV memory on the host, and warm up."""
-        limits = self._limits(model.config, default_kv_memory())
-        _warn_of_memory(limits.num_blocks * block_bytes(model.config, limits.block_size, self.dtype))
-        kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, self.dtype, self._device)
+        limits = self._limits(model.config, self._free_memory())
+        kv_cache = self._take_kv_memory(model, limits)
         pages = KvPages(kv_cache)
+        leading: LeadingModel | LoadedModel = model
+        if self._ranks is not None:
+            assert isinstance(model, CausalLM)  # the loader: only these are divided
+            leading = LeadingModel(model, self._ranks)
         sampler, builds_ahead = Sampler(self.kernels), self._settings.build_ahead
-        runner = ModelRunner(model, kv_cache, sampler, limits, pages, builds_ahead=builds_ahead)
+        runner = ModelRunner(leading, kv_cache, sampler, limits, pages, builds_ahead=builds_ahead)
         runner.warm_up()
         if runner.ahead is not None:
             runner.ahead.start()
@@ -230,7 +315,9 @@ class Load:
 
 
 def _warn_of_memory(kv_bytes: int) -> None:
-    """Pages of the KV memory are taken as they are first written: what does not fit shows only under load."""
+    """Warn where what all ranks of this machine take is more than there is. Pages of the KV memory are taken as they
+    are first written: what does not fit shows only under load.
+    """
     available = available_memory()
     if kv_bytes > available:
         fields = {"kv_bytes": kv_bytes, "available_bytes": available}

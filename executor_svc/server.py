@@ -16,6 +16,7 @@ from executor_svc.fingerprint import fingerprint
 from executor_svc.kernels.profiled import OpTimes
 from executor_svc.load import Load, num_threads, plan_load
 from executor_svc.metrics import ExecutorMetrics, LiveState, OpSeconds
+from executor_svc.ranks_plan import RanksPlan
 from executor_svc.servicer import ExecutorService
 from executor_svc.ticks import DeviceTicks
 from executor_svc.worker import Worker
@@ -39,14 +40,19 @@ RETRY_DELAY = 1.0
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+EXIT_HUNG = 4
+"""The device thread has not ended: it hangs, and the process has to be left without waiting for it."""
 
 
 class ExecutorServer:
     """One executor. `start` loads the model, then listens; `run` serves until told to stop."""
 
-    def __init__(self, settings: ExecutorSettings, stages: Stages | None = None) -> None:
-        """`stages`: of the start; without it the first begins now."""
+    def __init__(
+        self, settings: ExecutorSettings, stages: Stages | None = None, ranks: RanksPlan | None = None
+    ) -> None:
+        """`stages`: of the start; without it the first begins now. `ranks`: where this is the first of several."""
         self._settings = settings
+        self._ranks = ranks
         self._stages = Stages() if stages is None else stages
         registry = CollectorRegistry()
         self._metrics_server = MetricsServer(registry, settings.bind, settings.metrics_port)
@@ -87,14 +93,14 @@ class ExecutorServer:
         nothing is left running.
         """
         settings = self._settings
-        load = plan_load(settings, self._stages, self._op_times)
+        load = plan_load(settings, self._stages, self._op_times, self._ranks)
         async with contextlib.AsyncExitStack() as undo:
             self._metrics_server.start()
             undo.push_async_callback(self._metrics_server.stop)
+            undo.callback(load.stop)
             runner = await self._worker.start(load)
             undo.push_async_callback(self._worker.stop)
             self._load = load
-            undo.callback(load.stop)
             self._live_state.holdings = load.holdings
             if self._op_times is not None:
                 self._op_times.clear()
@@ -117,17 +123,20 @@ class ExecutorServer:
         assert self._servicer is not None  # start
         stopped = asyncio.ensure_future(stop)
         drained = asyncio.ensure_future(self._servicer.drained.wait())
+        code, has_ended = EXIT_OK, False
         try:
             await asyncio.wait((stopped, drained, self._watch), return_when=asyncio.FIRST_COMPLETED)
-            return self._watch.result() if self._watch.done() else EXIT_OK
+            if self._watch.done():
+                code = self._watch.result()
         finally:
             stopped.cancel()
             drained.cancel()
-            await self.stop()
+            has_ended = await self.stop()
+        return code if has_ended else EXIT_HUNG
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         """Stop: NOT_SERVING first, then streams end with UNAVAILABLE, the device thread goes last, and then the page
-        that shows all of it.
+        that shows all of it. Returns whether the thread has ended: a device that hangs is not waited for.
         """
         assert self._servicer is not None  # start
         await self._rpc.health.drain()
@@ -136,10 +145,29 @@ class ExecutorServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._servicer.end_streams(_unavailable("STOPPING", "the executor is stopping"))
         await self._rpc.stop(STOP_GRACE)
-        await self._worker.stop()
+        has_ended = await self._stop_worker()
         self._load.stop()
-        await self._watch
+        if has_ended:
+            await self._watch
+        else:
+            self._watch.cancel()
         await self._metrics_server.stop()
+        return has_ended
+
+    async def _stop_worker(self) -> bool:
+        """End the device thread, for as long as the device moves; return whether it has ended."""
+        watch = StallWatch(lambda: True, lambda: self._ticks.count, self._settings.stall_timeout)
+        stopping = asyncio.create_task(self._worker.stop())
+        while not stopping.done():
+            watch.look(asyncio.get_running_loop().time())
+            if watch.is_stalled:
+                stopping.cancel()
+                fields = {"seconds": round(watch.stuck_for, 1), **self._state()}
+                logger.error("the device thread hangs and is not waited for", extra={"fields": fields})
+                return False
+            await asyncio.wait({stopping}, timeout=watch.interval)
+        await stopping
+        return True
 
     async def _set_health(self, is_serving: bool) -> None:
         for name in ("", SERVICE_NAME):
@@ -167,9 +195,9 @@ class ExecutorServer:
         return EXIT_FAILED
 
 
-async def serve(settings: ExecutorSettings, stages: Stages) -> int:
+async def serve(settings: ExecutorSettings, stages: Stages, ranks: RanksPlan | None = None) -> int:
     """Run an executor until SIGTERM or SIGINT. Returns the exit code."""
-    server = ExecutorServer(settings, stages)
+    server = ExecutorServer(settings, stages, ranks)
     signalled = asyncio.ensure_future(wait_for_signal())
     start = asyncio.ensure_future(server.start())
     await asyncio.wait((signalled, start), return_when=asyncio.FIRST_COMPLETED)
@@ -202,6 +230,7 @@ def _info(settings: ExecutorSettings, load: Load, limits: Limits) -> ExecutorInf
             dtype=load.dtype,
             kernels=load.kernels.build,
             passes=[each.name for each in load.passes],
+            tensor_parallel_size=settings.tensor_parallel,
         ),
         limits=limits,
     )
@@ -223,6 +252,7 @@ def _figures(settings: ExecutorSettings, info: ExecutorInfo, load: Load) -> dict
         "kernels_build": load.kernels.build,
         "kernels_by_reference": ", ".join(load.kernels.by_reference),
         "passes": ", ".join(each.name for each in load.passes),
+        "tensor_parallel": settings.tensor_parallel,
         "threads": num_threads(settings),
         "block_size": info.limits.block_size,
         "num_blocks": info.limits.num_blocks,

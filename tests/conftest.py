@@ -23,21 +23,21 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 # Examples differ between machines in time, never in outcome: no deadline, and the same ones in every run. The thorough
 # profile looks further, under `make test-full`.
 _SLOW_OK = [HealthCheck.too_slow]
-settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, suppress_health_check=_SLOW_OK)
+settings.register_profile("quick", max_examples=20, deadline=None, derandomize=True, suppress_health_check=_SLOW_OK)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=_SLOW_OK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Compile the kernels once, for the tests and the services they start, whatever home these are given."""
     if importlib.util.find_spec("torch") is None:
         return
+    from instruction_sets import everyday, libraries
+
     from executor_svc.cpu_features import cpu_features
     from executor_svc.kernels.native.build import BUILT_AHEAD_IN, find_library
-    from executor_svc.kernels.native.isa import emulating_amx, runnable
 
-    sets = runnable(cpu_features())
-    for isa in (emulating_amx(sets[-1]), *sets):
+    for isa in (everyday if config.option.markexpr == "not full" else libraries)(cpu_features()):
         library = find_library(isa)
     os.environ[BUILT_AHEAD_IN] = str(library.parent)
 

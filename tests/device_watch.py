@@ -202,7 +202,9 @@ class Watch:
         """A set whose ops are launches. To be captured, each has run before with arguments of the same shapes."""
         ops = [each.name for each in dataclasses.fields(kernels) if callable(getattr(kernels, each.name))]
         made: dict[str, Any] = {
-            name: self._op(name, getattr(kernels, name)) for name in ops if name not in ("pack_linear", "record")
+            name: self._op(name, getattr(kernels, name))
+            for name in ops
+            if name not in ("pack_linear", "record", "on_host")
         }
         # The layer and its activation are a launch each.
         activations = {name: made[name] for name in ("gelu", "relu", "silu_and_mul", "gelu_and_mul")}

@@ -30,7 +30,17 @@ TIMEOUT = 240.0
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _SERVES = re.compile(r"^(octavo (up|serve) |make serve|python -m (gateway|scheduler_svc|executor_svc) )", re.MULTILINE)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_LEFT_OUT = {".git", ".venv", "build", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+_LEFT_OUT = {
+    ".git",
+    ".venv",
+    ".bench",
+    "build",
+    "node_modules",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+}
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,8 @@ attention = Op(
 """(plan, query, key_cache, value_cache, scale, window, soft_cap): see PagedAttention."""
 experts = Op("experts", _same, text="{1}({0})")
 """(x, experts)"""
+over_ranks = Op("over_ranks", _same, text="{1}({0})", mutates=0)
+"""(x, function): what the ranks of an executor compute together, in the place of x. See OnHost."""
 
 # Fused ops: what passes put in their place.
 norm_query_key = Op("norm_query_key", _same, field="norm_query_key", mutates=0)

@@ -22,6 +22,7 @@ from executor_svc.kernels.logprobs import GatherLogprobs
 from executor_svc.kernels.noise import Uniform
 from executor_svc.kernels.norm import AddLayerNorm, AddRmsNorm, LayerNorm, NormQueryKey, RmsNorm
 from executor_svc.kernels.norm_gelu import NormGelu
+from executor_svc.kernels.on_host import OnHost
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.penalties import ApplyPenalties
 from executor_svc.kernels.record import Record
@@ -64,6 +65,7 @@ class KernelSet:
     rotary_write_kv: RotaryWriteKv
     plan_attention: PlanAttention
     record: Record
+    on_host: OnHost
     finite_rows: FiniteRows
     add_logit_bias: AddLogitBias
     apply_penalties: ApplyPenalties

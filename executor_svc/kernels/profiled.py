@@ -19,8 +19,8 @@ from executor_svc.kernels.linear_activation.reference import make_linear_activat
 from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch
 from executor_svc.kernels.record.reference import record
 
-OPS = ("linear", "attention", "norms", "rotary_kv", "activation", "embedding", "checks", "sampling")
-"""Classes of ops. Those up to `embedding` are the model's; checks look at what it gave."""
+OPS = ("linear", "attention", "norms", "rotary_kv", "activation", "embedding", "ranks", "checks", "sampling")
+"""Classes of ops. Those up to `ranks`, what ranks compute together, are the model's; checks look at what it gave."""
 OP_OF_FIELD = {
     "pack_linear": "linear",
     "rms_norm": "norms",
@@ -43,6 +43,7 @@ OP_OF_FIELD = {
     "scale": "norms",
     "rotary_write_kv": "rotary_kv",
     "plan_attention": "attention",
+    "on_host": "ranks",
     "finite_rows": "checks",
     "uniform": "sampling",
     "forbid_tokens": "sampling",
@@ -93,6 +94,7 @@ def profiled(kernels: KernelSet, times: OpTimes) -> KernelSet:
         "record": record,
         "pack_linear": _pack_timed(kernels.pack_linear, times),
         "plan_attention": _plan_timed(kernels, times),
+        "on_host": lambda function: times.timed("ranks", kernels.on_host(function)),
         # The layer and its activation each under its own class.
         "linear_activation": make_linear_activation(
             **{name: timed[name] for name in ("gelu", "relu", "silu_and_mul", "gelu_and_mul")}

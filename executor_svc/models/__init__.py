@@ -5,6 +5,7 @@ from __future__ import annotations
 from executor_svc.models.config import ModelConfig, ServedConfig
 from executor_svc.models.decoder import CausalLM
 from executor_svc.models.loader import LoadedModel, describe, is_family, load_model, load_weights, read_config
+from executor_svc.models.sharding import shard_config
 from executor_svc.weights.errors import ModelLoadError, UnsupportedModelError, WeightsError
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "load_model",
     "load_weights",
     "read_config",
+    "shard_config",
 ]

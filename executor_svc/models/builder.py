@@ -15,15 +15,22 @@ from executor_svc.layers.experts import RoutedExperts
 from executor_svc.models.config import Activation, ModelConfig, NormKind
 from executor_svc.models.decoder import Ends
 from executor_svc.models.parameters import Parameters
-from executor_svc.models.plain import NormTensor
+from executor_svc.models.plain import NormTensor, RankNorm, RankSum
 from executor_svc.models.spec import DecoderSpec, ExpertsSpec, LinearSpec, MlpSpec, NormSpec
+from executor_svc.parallel.norm import rank_norm
+from executor_svc.parallel.ranks import Ranks
 
 
 class DecoderBuilder:
     """Loads the parameters of one model. Several threads may load different ones at a time."""
 
-    def __init__(self, config: ModelConfig, kernels: KernelSet, parameters: Parameters) -> None:
+    def __init__(
+        self, config: ModelConfig, kernels: KernelSet, parameters: Parameters, ranks: Ranks | None = None
+    ) -> None:
+        """`config`: with ranks, this one's."""
         self._config = config
+        self._kernels = kernels
+        self._ranks = ranks
         self._activation = gated_activation(config, kernels) if config.experts is not None else None
         self._parameters = parameters
 
@@ -50,8 +57,17 @@ class DecoderBuilder:
             for name, each in described.items()
         }
 
-    def _load(self, described: LinearSpec | ExpertsSpec) -> Any:
-        return self._experts(described) if isinstance(described, ExpertsSpec) else self._parameters.linear(described)
+    def _load(self, described: LinearSpec | ExpertsSpec | RankSum | RankNorm) -> Any:
+        match described:
+            case ExpertsSpec():
+                return self._experts(described)
+            case LinearSpec():
+                return self._parameters.linear(described)
+        assert self._ranks is not None  # capture_decoder
+        if isinstance(described, RankSum):
+            return self._kernels.on_host(self._ranks.sum)
+        weight, _ = self._norm(described.spec)
+        return self._kernels.on_host(partial(rank_norm, self._ranks, weight, self._config.norm_eps))
 
     def _norm(self, spec: NormSpec) -> tuple[Tensor, Tensor | None]:
         return self._parameters.norm(spec, add_one=self._config.norm is NormKind.RMS_PLUS_ONE)

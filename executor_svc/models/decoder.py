@@ -77,6 +77,11 @@ class CausalLM:
         # As the models' own code has it, in the weights' dtype.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
 
+    @property
+    def head(self) -> Linear:
+        """What gives the logits, before they are scaled."""
+        return self._ends.head
+
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache) -> Tensor:
         """Give the last hidden states, after the final norm: [T, hidden] of the model's dtype, until the next call.
 

@@ -28,8 +28,11 @@ from executor_svc.models.decoder import CausalLM
 from executor_svc.models.parameters import Counter, Parameters, Progress
 from executor_svc.models.plain import capture_decoder
 from executor_svc.models.registry import FAMILIES, architecture_of, find_family
+from executor_svc.models.sharding import shard_config, shard_spec
 from executor_svc.models.spec import DecoderSpec
-from executor_svc.weights import Checkpoint, WeightsError, check_tensors, open_checkpoint
+from executor_svc.parallel.ranks import Ranks
+from executor_svc.parallel.vocabulary import divided
+from executor_svc.weights import Checkpoint, UnsupportedModelError, WeightsError, check_tensors, open_checkpoint
 from octavo.models.prepared import PreparedModel
 
 logger = logging.getLogger(__name__)
@@ -64,10 +67,12 @@ def load_model(
     progress: Progress | None = None,
     max_model_len: int | None = None,
     passes: Sequence[Pass] = PASSES,
+    ranks: Ranks | None = None,
 ) -> LoadedModel:
     """Load a prepared model's weights. Raises ModelLoadError: nothing is allocated before config and tensors fit.
 
-    What is none of the families is run by transformers' own code, where it can be.
+    What is none of the families is run by transformers' own code, where it can be. With `ranks` only this rank's part
+    is loaded, and the other ranks must do the same.
 
     max_model_len: the longest sequence that is to run, where one is set. passes: what the graph is fused by. As many
     threads take part as torch has when this is called; afterwards it has that number again.
@@ -76,7 +81,12 @@ def load_model(
     if is_family(path, allow_pickle=allow_pickle):
         checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
         _check_vocabulary(prepared, describe(checkpoint)[0])
-        return load_checkpoint(checkpoint, dtype, device, kernels, progress, max_model_len, passes)
+        return load_checkpoint(checkpoint, dtype, device, kernels, progress, max_model_len, passes, ranks)
+    if ranks is not None:
+        raise UnsupportedModelError(
+            f"--tensor-parallel {ranks.share.size}: {path} is of none of the families that Octavo's own code runs, and "
+            "transformers' code is not divided among ranks"
+        )
     # Imported here since few models need it, and it takes seconds.
     from executor_svc.models.transformers_lm import load_transformers_lm
 
@@ -133,15 +143,19 @@ def load_checkpoint(
     progress: Progress | None = None,
     max_model_len: int | None = None,
     passes: Sequence[Pass] = PASSES,
+    ranks: Ranks | None = None,
 ) -> CausalLM:
     """Load what is open. Raises as load_model does."""
     config, spec = describe(checkpoint)
     check_tensors(checkpoint, spec.tensors(), ignored=spec.ignored)
+    if ranks is not None:
+        whole, config = config, shard_config(config, ranks.share)
+        spec = shard_spec(spec, whole, ranks.share)
     counter = Counter(spec.tensors().values(), progress)
-    graph = capture_decoder(config, spec)
+    graph = capture_decoder(config, spec, is_shared=ranks is not None)
     runs = optimize(graph, passes)
     logger.info("graph optimized", extra={"fields": {run.name: run.matches for run in runs if run.matches}})
-    builder = DecoderBuilder(config, kernels, Parameters(checkpoint, dtype, device, kernels, counter))
+    builder = DecoderBuilder(config, kernels, Parameters(checkpoint, dtype, device, kernels, counter), ranks)
     longest = max_model_len or config.unstretched_length
     num_threads = torch.get_num_threads()
     try:
@@ -152,6 +166,8 @@ def load_checkpoint(
             try:
                 embedding, head = embedding_and_head.result()
                 layers = CompiledGraph(graph, kernels, results(graph.parameters, loading))
+                if ranks is not None:
+                    embedding, head = divided(embedding, head, config.vocab_size, ranks)
                 ends = builder.ends(spec, embedding, head)
             finally:
                 # Where one has failed the others need not begin.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from executor_svc.kernels import KernelSet
 from executor_svc.kernels.linear import Linear
-from executor_svc.models.spec import LinearSpec, NormSpec, Part, PositionsSpec
-from executor_svc.weights import Checkpoint
+from executor_svc.models.spec import LinearSpec, NormSpec, Part, PositionsSpec, Range
+from executor_svc.weights import Checkpoint, Region
 from executor_svc.weights.load_memory import LoadMemory, empty
 
 Progress = Callable[[int, int], None]
@@ -61,9 +61,9 @@ class Parameters:
         start = 0
         for part in spec.parts:
             rows = slice(start, start + part.rows)
-            self._fill_rows(part, f"{part.name}.weight", weight[rows])
+            self._fill_part(part, f"{part.name}.weight", weight[rows], spec.taken)
             if bias is not None:
-                self._fill_rows(part, f"{part.name}.bias", bias[rows])
+                self._fill_part(part, f"{part.name}.bias", bias[rows])
             start += part.rows
         return self._kernels.pack_linear(weight, bias)
 
@@ -73,12 +73,12 @@ class Parameters:
         if spec.weight:
             # The sum is rounded once: what is added to 1 is small.
             exact = torch.empty(spec.size, dtype=torch.float32, device=self._device)
-            self._fill(f"{spec.name}.weight", exact)
+            self._fill(f"{spec.name}.weight", exact, spec.taken)
             weight = (exact + 1 if add_one else exact).to(self._dtype)
         bias = None
         if spec.bias:
             bias = self._empty(spec.size)
-            self._fill(f"{spec.name}.bias", bias)
+            self._fill(f"{spec.name}.bias", bias, spec.taken)
         return weight, bias
 
     def table(self, spec: PositionsSpec) -> Tensor:
@@ -87,23 +87,35 @@ class Parameters:
         self._fill(f"{spec.name}.weight", table)
         return table[spec.offset :]
 
-    def _fill_rows(self, part: Part, name: str, out: Tensor) -> None:
+    def _fill_part(self, part: Part, name: str, out: Tensor, columns: Range | None = None) -> None:
         """Fill the rows of one part: `out` is [rows, in_features] or, for a bias, [rows]."""
+        if not part.taken:
+            self._fill_rows(part, name, out, None, columns)
+        start = 0
+        for first, last in part.taken:
+            stop = start + last - first
+            self._fill_rows(part, name, out[start:stop], (first, last), columns)
+            start = stop
+
+    def _fill_rows(self, part: Part, name: str, out: Tensor, rows: Range | None, columns: Range | None) -> None:
         if part.interleaved_head_dim:
             scratch = self._empty(*out.shape)
-            self._fill(name, scratch)
+            self._fill(name, scratch, rows, columns)
             by_head = scratch.view(-1, 3, part.interleaved_head_dim, *out.shape[1:])
             out.view(3, -1, *by_head.shape[2:]).copy_(by_head.transpose(0, 1))
         elif part.transposed and out.dim() == 2:
             # In the file's layout first: a format may not know how to fill a transposed tensor.
             scratch = self._empty(*reversed(out.shape))
-            self._fill(name, scratch)
+            self._fill(name, scratch, columns, rows)
             out.copy_(scratch.T)
         else:
-            self._fill(name, out)
+            self._fill(name, out, rows, columns)
 
-    def _fill(self, name: str, out: Tensor) -> None:
-        self._checkpoint.copy_to(name, out)
+    def _fill(self, name: str, out: Tensor, rows: Range | None = None, columns: Range | None = None) -> None:
+        if rows is None and columns is None:
+            self._checkpoint.copy_to(name, out)
+        else:
+            self._checkpoint.copy_to(name, out, Region(rows, columns))
         self._counter.add(out.numel())
 
     def _empty(self, *shape: int) -> Tensor:

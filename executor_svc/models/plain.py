@@ -15,7 +15,7 @@ from executor_svc.graph.capture import Capture
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.passes.rotary_write_kv import NO_COS, NO_SIN
 from executor_svc.models.config import Activation, LayerConfig, ModelConfig, NormKind, Placement
-from executor_svc.models.spec import DecoderSpec, ExpertsSpec, LayerSpec, LinearSpec, MlpSpec, NormSpec
+from executor_svc.models.spec import DecoderSpec, ExpertsSpec, LayerSpec, LinearSpec, MlpSpec, NormSpec, Split
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,34 @@ class NormTensor:
     is_bias: bool = False
 
 
-def capture_decoder(config: ModelConfig, spec: DecoderSpec) -> ModelGraph:
-    """Capture all that lies between a step's inputs and its last hidden states.
+@dataclass(frozen=True)
+class RankSum:
+    """A parameter: what adds something up over the ranks, in place."""
+
+
+@dataclass(frozen=True)
+class RankNorm:
+    """A parameter: the RMSNorm, in place, of something whose columns the ranks divide."""
+
+    spec: NormSpec
+    """Of this rank's columns."""
+
+
+def capture_decoder(config: ModelConfig, spec: DecoderSpec, *, is_shared: bool = False) -> ModelGraph:
+    """Capture all that lies between a step's inputs and its last hidden states. `is_shared`: config and spec are one
+    rank's, and what layers write is added up over all of them.
 
     Inputs: `hidden`, the embedded tokens, which is overwritten; slot_mapping; cosines and sines of each rotary setting,
     empty ones last where a layer turns nothing; `plan`, a PagedAttention; all layers' key caches, then their value
-    caches. Parameters: LinearSpec, NormTensor and ExpertsSpec, by the names of the checkpoint.
+    caches. Parameters: LinearSpec, NormTensor, ExpertsSpec, RankSum and RankNorm, by the names of the checkpoint.
     """
-    return _Plain(config, spec).graph()
+    return _Plain(config, spec, is_shared).graph()
 
 
 class _Plain:
-    def __init__(self, config: ModelConfig, spec: DecoderSpec) -> None:
+    def __init__(self, config: ModelConfig, spec: DecoderSpec, is_shared: bool) -> None:
         self._config = config
+        self._is_shared = is_shared
         self._spec = spec
         self._capture = capture = Capture()
         self._hidden = capture.input("hidden", (config.hidden_size,), is_owned=True)
@@ -96,6 +111,9 @@ class _Plain:
         size = self._config.head_dim
         if spec is None:
             return ops.heads(x, size)
+        if spec.taken is not None:
+            norm = self._capture.parameter(f"{spec.name} over ranks", RankNorm(spec))
+            return ops.heads(ops.over_ranks(x, norm), size)
         if spec.size == size:
             return self._norm(spec, ops.heads(x, size))
         return ops.heads(self._norm(spec, x), size)
@@ -103,7 +121,7 @@ class _Plain:
     def _mlp(self, spec: LayerSpec, x: Any) -> Any:
         if isinstance(spec.mlp, ExpertsSpec):
             name = f"{spec.mlp.router.parts[0].name} and its experts"
-            result = ops.experts(x, self._capture.parameter(name, spec.mlp))
+            result = self._summed(ops.experts(x, self._capture.parameter(name, spec.mlp)))
         else:
             result = self._linear(spec.mlp.down, self._activated(spec.mlp, x))
         return self._output(result, spec.mlp_output_norm)
@@ -141,7 +159,11 @@ class _Plain:
 
     def _linear(self, spec: LinearSpec, x: Any) -> Any:
         name = "+".join(part.name for part in spec.parts)
-        return ops.linear(x, self._capture.parameter(f"{name}.weight", spec))
+        product = ops.linear(x, self._capture.parameter(f"{name}.weight", spec))
+        return self._summed(product) if spec.split is Split.ROW else product
+
+    def _summed(self, x: Any) -> Any:
+        return ops.over_ranks(x, self._capture.parameter("sum over ranks", RankSum())) if self._is_shared else x
 
     def _norm(self, spec: NormSpec | None, x: Any) -> Any:
         if spec is None:

@@ -8,6 +8,9 @@ from enum import Enum, auto
 
 from executor_svc.graph.weights import LinearWeight
 
+Range = tuple[int, int]
+"""First, and one past the last."""
+
 
 class Split(Enum):
     """How a linear layer divides among the ranks of a tensor-parallel model (Shoeybi et al. 2019, "Megatron-LM")."""
@@ -34,6 +37,8 @@ class Part:
     """Above 0: on disk the query, key and value rows of a head lie together, head after head (GPT-NeoX). They are
     wanted as all queries, then all keys, then all values.
     """
+    taken: tuple[Range, ...] = ()
+    """The tensor's output features that the rows are, range behind range; none: all of them."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class LinearSpec:
     split: Split
     sections: tuple[int, ...] = ()
     """Output features that split each by themselves (queries, keys, values; gate, up); none: each part is one."""
+    taken: Range | None = None
+    """The tensors' input features that it has; None: all."""
 
     @property
     def out_features(self) -> int:
@@ -62,14 +69,14 @@ class LinearSpec:
         the same input, split otherwise or only some have a bias.
         """
         layers = (self, *(other for other in others if isinstance(other, LinearSpec)))
-        alike = {(each.in_features, each.bias, each.split) for each in layers}
+        alike = {(each.in_features, each.bias, each.split, each.taken) for each in layers}
         if len(layers) <= len(others) or len(alike) > 1:
             return None
         parts = tuple(part for each in layers for part in each.parts)
         return replace(self, parts=parts, sections=tuple(size for each in layers for size in each.split_sections))
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every tensor it is made of."""
+        """Name and shape of every tensor it is made of, or of the parts of them that are taken."""
         for part in self.parts:
             shape = (self.in_features, part.rows) if part.transposed else (part.rows, self.in_features)
             yield f"{part.name}.weight", shape
@@ -85,6 +92,8 @@ class NormSpec:
     size: int
     weight: bool = True
     bias: bool = False
+    taken: Range | None = None
+    """The tensors' elements that it has, where it norms together with other ranks; None: all."""
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor it is made of."""

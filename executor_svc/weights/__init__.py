@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from executor_svc.weights.checkpoint import Checkpoint, check_tensors
+from executor_svc.weights.checkpoint import Checkpoint, Region, check_tensors
 from executor_svc.weights.errors import ModelLoadError, UnsupportedModelError, WeightsError
 
-__all__ = ["Checkpoint", "ModelLoadError", "UnsupportedModelError", "WeightsError", "check_tensors", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "ModelLoadError",
+    "Region",
+    "UnsupportedModelError",
+    "WeightsError",
+    "check_tensors",
+    "open_checkpoint",
+]
 
 
 def open_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:

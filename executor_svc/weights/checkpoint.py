@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,25 @@ from torch import Tensor
 from executor_svc.weights.errors import UnsupportedModelError, WeightsError
 
 _MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of a tensor: rows and, of one that has two dimensions, columns, each first and one past the last. None:
+    all of them.
+    """
+
+    rows: tuple[int, int] | None = None
+    columns: tuple[int, int] | None = None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor."""
+        part = self.rows_of(tensor)
+        return part if self.columns is None else part[:, slice(*self.columns)]
+
+    def rows_of(self, tensor: Tensor) -> Tensor:
+        """Return the rows of a tensor, whole."""
+        return tensor if self.rows is None else tensor[slice(*self.rows)]
 
 
 class Checkpoint(Protocol):
@@ -32,8 +52,10 @@ class Checkpoint(Protocol):
     def unreadable(self) -> Mapping[str, str]:
         """Why a tensor cannot be copied, by name, file and tensor named. Only one that is needed makes it matter."""
 
-    def copy_to(self, name: str, out: Tensor) -> None:
-        """Fill `out`, of the tensor's shape and any float dtype, converting on the way."""
+    def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
+        """Fill `out`, of the tensor's shape and any float dtype, converting on the way. With a region, of its shape:
+        then no more of the file is read than the region's rows or, of each row, hardly more than its columns.
+        """
 
 
 def check_tensors(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from executor_svc.weights.checkpoint import Region
 from executor_svc.weights.errors import ModelLoadError, UnsupportedModelError, WeightsError
 from executor_svc.weights.gguf_config import ARCHITECTURES, head_size
 from executor_svc.weights.gguf_layout import fits, restore
@@ -57,7 +58,7 @@ class GgufCheckpoint:
                 shape = list(source.entry.shape)
                 raise WeightsError(f"{path}: tensor {source.entry.name} of shape {shape} has no whole heads")
 
-    def copy_to(self, name: str, out: Tensor) -> None:
+    def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
         """See Checkpoint."""
         source = self._sources[name]
         if not out.numel():
@@ -67,7 +68,7 @@ class GgufCheckpoint:
         target = out if out.device.type == "cpu" else torch.empty(out.shape)
         file = self._files[source.entry.name]
         rows = file.bytes(start, end).view(source.num_rows, row_bytes)
-        restore(rows, source.entry.ggml_type, source.layout, self._head_dim, target)
+        restore(rows, source.entry.ggml_type, source.layout, self._head_dim, target, region)
         file.release(start, end)
         if target is not out:
             out.copy_(target)

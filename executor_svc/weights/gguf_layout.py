@@ -7,7 +7,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from executor_svc.weights.gguf_types import unpack
+from executor_svc.weights.checkpoint import Region
+from executor_svc.weights.gguf_types import unpack, unpack_columns
 
 
 class Layout(Enum):
@@ -24,21 +25,32 @@ class Layout(Enum):
     """All queries, then all keys, then all values; they were the three of each head together."""
 
 
-def restore(rows: Tensor, ggml_type: int, layout: Layout, head_dim: int, out: Tensor) -> None:
-    """Fill `out`, of the checkpoint's shape, from a tensor's packed rows, uint8 [R, bytes of a row].
+def restore(
+    rows: Tensor, ggml_type: int, layout: Layout, head_dim: int, out: Tensor, region: Region | None = None
+) -> None:
+    """Fill `out`, of the checkpoint's shape or a region of it, from a tensor's packed rows, uint8 [R, bytes of a row].
 
     Rows are those of the file; a vector is a column of them.
     """
+    region = region or Region()
     match layout:
         case Layout.TRANSPOSED:
-            unpack(rows, ggml_type, out.T)
+            _unpack(Region(region.columns).rows_of(rows), ggml_type, region.rows, out.T)
         case Layout.PLUS_ONE:
             exact = torch.empty(out.shape)
-            unpack(rows, ggml_type, exact.view(len(rows), -1))
+            _unpack(region.rows_of(rows), ggml_type, region.columns, exact.view(len(out), -1))
             out.copy_(exact.sub_(1))
         case _:
             order = _order(layout, len(rows), head_dim)
-            unpack(rows if order is None else rows[order], ggml_type, out.view(len(rows), -1))
+            wanted = region.rows_of(rows) if order is None else rows[region.rows_of(order)]
+            _unpack(wanted, ggml_type, region.columns, out.view(len(out), -1))
+
+
+def _unpack(rows: Tensor, ggml_type: int, columns: tuple[int, int] | None, out: Tensor) -> None:
+    if columns is None:
+        unpack(rows, ggml_type, out)
+    else:
+        unpack_columns(rows, ggml_type, columns, out)
 
 
 def _order(layout: Layout, num_rows: int, head_dim: int) -> Tensor | None:

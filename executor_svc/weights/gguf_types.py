@@ -70,6 +70,26 @@ def unpack(packed: Tensor, number: int, out: Tensor) -> None:
             out[part].copy_(target)
 
 
+def unpack_columns(packed: Tensor, number: int, columns: tuple[int, int], out: Tensor) -> None:
+    """Fill `out` with some columns of what `unpack` gives, first and one past the last. Blocks that they do not touch
+    are not read.
+    """
+    kind = ELEMENT_TYPES[number]
+    size = kind.block_elements
+    first, last = columns[0] // size, -(-columns[1] // size)
+    cut = packed[:, first * kind.block_bytes : last * kind.block_bytes]
+    if first * size == columns[0] and last * size == columns[1]:
+        unpack(cut, number, out)
+        return
+    inside = slice(columns[0] - first * size, columns[1] - first * size)
+    step = max(1, CHUNK_ELEMENTS // ((last - first) * size))
+    scratch = torch.empty(min(step, len(cut)), (last - first) * size)
+    for start in range(0, len(cut), step):
+        rows = cut[start : start + step]
+        unpack(rows, number, scratch[: len(rows)])
+        out[start : start + step].copy_(scratch[: len(rows), inside])
+
+
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
     """Scale, then 32 signed bytes."""
     out.copy_(blocks[:, 2:].view(torch.int8)).mul_(half(blocks, 0))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from executor_svc.weights.checkpoint import Region
 from executor_svc.weights.errors import ModelLoadError, WeightsError
 from executor_svc.weights.safetensors_file import SafetensorsFile
 from executor_svc.weights.torch_file import TorchFile
@@ -27,8 +28,8 @@ class WeightFile(Protocol):
     def unreadable(self) -> Mapping[str, str]:
         """Element type of every tensor that cannot be copied, by name."""
 
-    def copy_to(self, name: str, out: Tensor) -> None:
-        """Fill `out`, of the tensor's shape and any float dtype and device."""
+    def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
+        """Fill `out`, of any float dtype and device and of the shape of the tensor or of the region of it."""
 
 
 class HfFolder:
@@ -57,9 +58,9 @@ class HfFolder:
             if name not in self.shapes:
                 raise WeightsError(f"{path / file_name} lacks tensor {name}, which the index says is there")
 
-    def copy_to(self, name: str, out: Tensor) -> None:
+    def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
         """See Checkpoint."""
-        self._files[name].copy_to(name, out)
+        self._files[name].copy_to(name, out, region)
 
     def _add(self, path: Path, file: WeightFile) -> None:
         for name, shape in file.shapes.items():

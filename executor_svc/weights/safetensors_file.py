@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from executor_svc.weights.checkpoint import Region
 from executor_svc.weights.errors import WeightsError
 from executor_svc.weights.mapped_file import MappedFile
 
@@ -57,22 +58,25 @@ class SafetensorsFile:
         """Element type of every tensor that cannot be copied, by name."""
         return {name: entry.dtype for name, entry in self._entries.items() if entry.dtype not in FLOAT_TYPES}
 
-    def copy_to(self, name: str, out: Tensor) -> None:
-        """Fill `out`, of the tensor's shape and any float dtype and device."""
+    def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
+        """Fill `out`, of any float dtype and device and of the shape of the tensor or of the region of it."""
         entry = self._entries[name]
         dtype = FLOAT_TYPES[entry.dtype]
         rows = out.view(1) if not out.dim() else out
         if not rows.numel():
             return
-        row_bytes = (entry.end - entry.start) // len(rows)
+        num_rows, *width = entry.shape or (1,)
+        row_bytes = (entry.end - entry.start) // num_rows
+        columns = None if region is None else region.columns
+        behind = 0 if region is None or region.rows is None else region.rows[0] * row_bytes
         step = max(1, _COPY_BYTES // row_bytes)
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
-            start = entry.start + first * row_bytes
+            start = entry.start + behind + first * row_bytes
             packed = self._file.bytes(start, start + len(part) * row_bytes)
             if start % dtype.itemsize:  # as files of other writers may have it
                 packed = packed.clone()
-            part.copy_(packed.view(dtype).view(part.shape))
+            part.copy_(Region(columns=columns).of(packed.view(dtype).view(len(part), *width)))
             self._file.release(start, start + len(part) * row_bytes)
 
 

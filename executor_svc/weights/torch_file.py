@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from executor_svc.weights.checkpoint import Region
 from executor_svc.weights.errors import WeightsError
 
 _FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -42,9 +43,9 @@ class TorchFile:
         others = {name: tensor.dtype for name, tensor in self._tensors.items() if tensor.dtype not in _FLOAT_TYPES}
         return {name: str(dtype).removeprefix("torch.") for name, dtype in others.items()}
 
-    def copy_to(self, name: str, out: Tensor) -> None:
-        """Fill `out`, of the tensor's shape and any float dtype and device."""
-        out.copy_(self._tensors[name])
+    def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
+        """Fill `out`, of any float dtype and device and of the shape of the tensor or of the region of it."""
+        out.copy_((region or Region()).of(self._tensors[name]))
 
 
 def _load(path: Path) -> Any:

@@ -19,6 +19,8 @@ _STAGES = "octavo_executor_step_seconds"
 _GAP = "octavo_executor_step_gap_seconds"
 _NAMES = {"rotary_kv": "rotary, KV write"}
 """Classes of ops whose labels are no words."""
+_RANKS = "ranks"
+"""What processes that divide a model do together. Told where there are several."""
 _AROUND = {
     "schedule": "octavo_schedule_seconds",
     "hop": "octavo_step_hop_seconds",
@@ -122,7 +124,7 @@ def profile_of(scheduler: Samples, executors: Samples) -> Profile:
     }
     ops.pop(SAMPLING, None)  # the stage holds it, with what is around it
     device = {"idle": executors[f"{_GAP}_sum"], "inputs": stage["prepare"]}
-    device |= {_NAMES.get(op, op): seconds for op, seconds in ops.items()}
+    device |= {_NAMES.get(op, op): seconds for op, seconds in ops.items() if seconds or op != _RANKS}
     # Clocks of ops and stages are read apart: what is left may come out a hair below nothing.
     device["rest of forward"] = max(0.0, stage["forward"] - sum(ops.values()))
     device[SAMPLING] = stage["sample"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import signal
 from pathlib import Path
 
 
@@ -44,21 +46,36 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="fetch and prepare only what never was: a model that is whole is left as it is, and no network is asked",
     )
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="fetch and prepare nothing: wait until another process has, in a volume that both see. A container that "
+        "may only read the volume starts with it",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prepare. Raises ModelError, CommandError."""
-    if args.if_needed:
-        from octavo.models.ensure import ensure_prepared
+    if args.if_needed or args.wait:
+        from octavo.models.ensure import ensure_prepared, wait_prepared
         from octavo.terminal.errors import CommandError
 
+        if args.if_needed and args.wait:
+            raise CommandError(
+                "--if-needed prepares and --wait leaves it to others", "give --wait alone where others prepare"
+            )
         if args.output is not None or args.tokenizer is not None or args.allow_pickle:
             raise CommandError(
-                "--if-needed prepares in the usual way and place only",
+                f"--{'wait' if args.wait else 'if-needed'} looks in the usual place only",
                 "leave out --output, --tokenizer and --allow-pickle",
             )
-        model = ensure_prepared(args.model)
+        if args.wait:
+            # The first process of a container hears no signal without a handler for it.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            model = wait_prepared(args.model, functools.partial(print, flush=True))
+        else:
+            model = ensure_prepared(args.model)
         print(f"{model.name} is prepared in {model.path}, revision {model.revision[:12]}")
         return 0
     from octavo.models.prepare import prepare

@@ -189,6 +189,7 @@ def _shares(options: PlanOptions, environ: Mapping[str, str]) -> list[str]:
     if options.num_executors == 1:
         return []
     flags = []
+    num_processes = options.num_executors * _tensor_parallel(options, environ)
     device = options.extra.get("device") or environ.get(variable_of(ExecutorSettings, "device"))
     has_kv_memory = "kv_memory" in options.extra or variable_of(ExecutorSettings, "kv_memory") in environ
     if device == "cuda" and not has_kv_memory:
@@ -197,10 +198,16 @@ def _shares(options: PlanOptions, environ: Mapping[str, str]) -> list[str]:
             "set --kv-memory to what each may have, or start one executor for each GPU with CUDA_VISIBLE_DEVICES",
         )
     if "threads" not in options.extra and variable_of(ExecutorSettings, "threads") not in environ:
-        flags += ["--threads", str(max(1, (os.cpu_count() or 1) // options.num_executors))]
+        flags += ["--threads", str(max(1, (os.cpu_count() or 1) // num_processes))]
     if not has_kv_memory:
-        flags += ["--kv-memory", str(int(_available_memory() * _KV_SHARE / options.num_executors))]
+        flags += ["--kv-memory", str(int(_available_memory() * _KV_SHARE / num_processes))]
     return flags
+
+
+def _tensor_parallel(options: PlanOptions, environ: Mapping[str, str]) -> int:
+    """Return the processes of one executor; the flag has been checked."""
+    variable = variable_of(ExecutorSettings, "tensor_parallel")
+    return int(options.extra.get("tensor_parallel") or environ.get(variable) or 1)
 
 
 def _available_memory() -> int:

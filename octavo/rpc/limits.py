@@ -49,6 +49,8 @@ _CONNECTING_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.min_reconnect_backoff_ms", 5000),
     # Whoever waits for a service that starts again waits for this, too.
     ("grpc.max_reconnect_backoff_ms", 500),
+    # gRPC's own is half a minute, in which the address of a pod that has been replaced would be tried in vain.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

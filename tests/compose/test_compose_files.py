@@ -65,6 +65,10 @@ def test_the_override_for_gpus_gives_executors_devices_and_a_torch_that_knows_th
     (device,) = executor["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", 1, ["gpu"])
     assert executor["environment"]["OCTAVO_DEVICE"] == "cuda"
+    # Triton compiles, and loads as code, what it compiles: it needs a compiler and a folder that allows both.
+    cache = executor["environment"]["TRITON_CACHE_DIR"]
+    assert any(re.match(f"{cache}:(.*,)?exec(,|$)", str(mount)) for mount in executor["tmpfs"])
+    assert re.search(r'"\$build" = gpu.*install .* gcc', (ROOT / "deploy/executor.Dockerfile").read_text(), re.DOTALL)
     # The card's memory is shared out by another flag than the machine's.
     assert executor["environment"].get("OCTAVO_KV_MEMORY") is None
     assert plain["executor"]["environment"]["OCTAVO_KV_MEMORY"] == "1GiB"

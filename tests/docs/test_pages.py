@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import ROOT, Block, Reader, blocks, check_output, pages
@@ -22,6 +23,8 @@ ELSEWHERE = {
     "build/cpp/client": "run by tests/examples, where Debian's packages are there",
 }
 """Programs of blocks that other tests run, since these know what the machine has."""
+READ_FIRST = ("README.md", "docs/getting-started.md")
+"""The pages that `make test` pastes; the others are left to `make test-full`."""
 THIS_VERY_RUN = {"make test", "make check", "make test-full", "make env"}
 
 
@@ -44,8 +47,13 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     reader.stop()
 
 
+def _page_param(page: Path) -> Any:
+    name = str(page.relative_to(ROOT))
+    return pytest.param(page, id=name, marks=() if name in READ_FIRST else pytest.mark.full)
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [_page_param(page) for page in pages()])
 def test_every_command_of_a_page_works(page: Path, reader: Reader) -> None:
     """Pasted one block after the other, each ends well and prints what stands below it."""
     for block in blocks(page):

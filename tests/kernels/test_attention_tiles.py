@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from attention_problem import Problem, Row
-from instruction_sets import instruction_set_param
+from instruction_sets import instruction_set_param, libraries
 from torch import Tensor
 
 from executor_svc.cpu_features import cpu_features
 from executor_svc.kernels import build_kernels
-from executor_svc.kernels.native.isa import INSTRUCTION_SETS, InstructionSet, emulating_amx, runnable
+from executor_svc.kernels.native.isa import INSTRUCTION_SETS, InstructionSet
 from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
@@ -23,7 +23,7 @@ ROWS: list[Row] = [(1, 5), (17, 17), (1, 300), (70, 600), (1, 700), (33, 128), (
 reference_set = build_kernels("reference")
 each_tiled_set = pytest.mark.parametrize(
     "isa",
-    [instruction_set_param(INSTRUCTION_SETS[-1]), instruction_set_param(emulating_amx(runnable(cpu_features())[-1]))],
+    [instruction_set_param(INSTRUCTION_SETS[-1]), instruction_set_param(libraries(cpu_features())[0])],
 )
 
 

@@ -14,6 +14,7 @@ from octavo.models.prepared import PreparedModel
 BENCH = Path(__file__).parents[2] / "bench" / "overhead.py"
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
 async def test_all_ways_run_and_the_gaps_are_the_executors(tmp_path: Path, tiny_model: PreparedModel) -> None:
     """Every request got its tokens every way; figures and table come of the runs, gaps of steps that only decode."""

@@ -17,6 +17,8 @@ ADDRESS = ctypes.c_void_p
 INT64 = ctypes.c_int64
 INT32 = ctypes.c_int32
 FLOAT = ctypes.c_float
+_HOST_CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+"""A function of words, as programs call it (csrc/program.h)."""
 
 
 class Recorder(Protocol):
@@ -28,6 +30,8 @@ class Recorder(Protocol):
 
 class _Recording(threading.local):
     recorder: Recorder | None = None
+    host_error: BaseException | None = None
+    """What a host function raised in a program that this thread runs."""
 
 
 _recording = _Recording()
@@ -59,6 +63,39 @@ class NativeLibrary:
             return function(*values)
 
         return call
+
+    def host_function(self, name: str, call: Callable[..., None], *arguments: type) -> Callable[..., None]:
+        """Return `call`, which takes integers, as if it were a function of the library: it can be part of programs.
+
+        What it raises there comes out of `raise_host_error`, and until then no host function of the thread is called.
+        """
+
+        def call_with_words(words: int) -> None:
+            if _recording.host_error is not None:
+                return
+            try:
+                call(*(INT64 * len(arguments)).from_address(words))
+            except BaseException as error:
+                # Nothing may go through the program that called.
+                _recording.host_error = error
+
+        entry = _HOST_CALL(call_with_words)
+        of_words = ctypes.cast(entry, ctypes.c_void_p).value
+
+        def compute(*values: int, _kept: object = entry) -> None:
+            if _recording.recorder is not None:
+                _recording.recorder.add(name, of_words, arguments, values)
+            else:
+                call(*values)
+
+        return compute
+
+    @staticmethod
+    def raise_host_error() -> None:
+        """Raise what a host function raised in the program that this thread has run."""
+        error, _recording.host_error = _recording.host_error, None
+        if error is not None:
+            raise error
 
     @contextmanager
     def recorded_by(self, recorder: Recorder) -> Iterator[None]:

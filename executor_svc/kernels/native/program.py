@@ -178,6 +178,7 @@ class Program:
         arena_bytes: int,
     ) -> None:
         self._run = library.function("octavo_run_program", ADDRESS, INT64, ADDRESS)
+        self._raise_host_error = library.raise_host_error
         self._arena = arena
         self._calls = calls
         self._words = words
@@ -202,6 +203,7 @@ class Program:
         places, offsets = self._in_inputs[-1]
         words[places] = offsets + batch.address
         self._run(*self._arguments)
+        self._raise_host_error()
         return self._result
 
 

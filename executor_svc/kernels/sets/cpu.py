@@ -15,6 +15,7 @@ from executor_svc.kernels.native.library import load_library
 from executor_svc.kernels.noise.cpu import make_uniform
 from executor_svc.kernels.norm.cpu import make_layer_norms, make_norm_query_key, make_rms_norms
 from executor_svc.kernels.norm_gelu.cpu import make_norm_gelu
+from executor_svc.kernels.on_host.cpu import make_on_host
 from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import make_apply_penalties
 from executor_svc.kernels.record.cpu import make_record
@@ -54,6 +55,7 @@ def build(num_threads: int | None) -> KernelSet:
         rotary_write_kv=make_rotary_write_kv(library),
         plan_attention=make_plan_attention(library),
         record=make_record(library),
+        on_host=make_on_host(library),
         finite_rows=make_finite_rows(library),
         add_logit_bias=make_add_logit_bias(library),
         apply_penalties=make_apply_penalties(library),

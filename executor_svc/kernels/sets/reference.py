@@ -16,6 +16,7 @@ from executor_svc.kernels.logprobs.reference import gather_logprobs
 from executor_svc.kernels.noise.reference import uniform
 from executor_svc.kernels.norm.reference import add_layer_norm, add_rms_norm, layer_norm, make_norm_query_key, rms_norm
 from executor_svc.kernels.norm_gelu.reference import norm_gelu
+from executor_svc.kernels.on_host.reference import on_host
 from executor_svc.kernels.paged_attention.reference import plan_attention
 from executor_svc.kernels.penalties.reference import apply_penalties
 from executor_svc.kernels.record.reference import record
@@ -54,6 +55,7 @@ def build() -> KernelSet:
         rotary_write_kv=rotary_write_kv,
         plan_attention=plan_attention,
         record=record,
+        on_host=on_host,
         finite_rows=finite_rows,
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,

@@ -49,6 +49,7 @@ def assemble(gpu: Gpu) -> KernelSet:
     from executor_svc.kernels.noise.triton_impl import uniform
     from executor_svc.kernels.norm.triton_impl import add_layer_norm, add_rms_norm, layer_norm, rms_norm
     from executor_svc.kernels.norm_gelu.triton_impl import norm_gelu
+    from executor_svc.kernels.on_host.reference import on_host
     from executor_svc.kernels.paged_attention.triton_impl import make_plan_attention
     from executor_svc.kernels.penalties.triton_impl import apply_penalties
     from executor_svc.kernels.record.reference import record
@@ -85,6 +86,7 @@ def assemble(gpu: Gpu) -> KernelSet:
         rotary_write_kv=rotary_write_kv,
         plan_attention=make_plan_attention(gpu),
         record=record,
+        on_host=on_host,
         finite_rows=finite_rows,
         add_logit_bias=add_logit_bias,
         apply_penalties=apply_penalties,

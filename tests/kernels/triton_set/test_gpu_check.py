@@ -17,6 +17,10 @@ FOLDER = Path(__file__).parents[2] / "gpu"
 CPU = torch.device("cpu")
 
 
+_SLOW = ("norms", "attention", "bias")
+"""Interpreted, these take ten to thirty seconds each."""
+
+
 @pytest.fixture
 def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script."""
@@ -26,7 +30,7 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return gpu_check
 
 
-@pytest.mark.parametrize("name", ["norms", "rotary", "attention", "bias"])
+@pytest.mark.parametrize("name", ["rotary", *(pytest.param(op, marks=pytest.mark.full) for op in _SLOW)])
 def test_its_comparisons_pass_and_can_fail(gpu_check: ModuleType, triton_set: KernelSet, name: str) -> None:
     """The interpreted set passes them; a set whose ops are off fails every one of them."""
     from dataclasses import replace

@@ -45,6 +45,6 @@ def test_every_other_variation(tmp_path: Path, triton_set: KernelSet, variation:
 
 def test_ops_by_the_reference_are_named(triton_set: KernelSet) -> None:
     """The set says which of its ops are the reference's: sums, multiples and products, which torch does on a GPU."""
-    names = {"pack_linear", "norm_query_key", "add_to", "scale", "record", "linear_activation"}
+    names = {"pack_linear", "norm_query_key", "add_to", "scale", "record", "on_host", "linear_activation"}
     names |= {"add", "multiply", "silu", "rotary", "write_kv"}
     assert {name for name in vars(triton_set) if name in triton_set.by_reference} == names

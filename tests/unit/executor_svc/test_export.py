@@ -65,6 +65,8 @@ def test_a_folder_with_things_in_it_is_left_alone(tmp_path: Path) -> None:
 _SMOLLM2 = locate("smollm2-135m-instruct")
 
 
+@pytest.mark.full
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not _SMOLLM2.weights or not _SMOLLM2.weights.is_file(), reason="SmolLM2 was not fetched")
 def test_smollm2_says_the_same_from_file_and_folder(tmp_path: Path) -> None:
     """SmolLM2 as GGUF Q4_1 and as the folder exported from it give the same greedy text in float32."""

@@ -17,6 +17,9 @@ from executor_svc.models.transformers_lm import TransformersLM, load_transformer
 
 LENGTH, BLOCK_SIZE = 45, 8
 
+EVERYDAY = ("StableLmConfig", "Cohere2Config", "OlmoeConfig")
+"""Run by `make test`, with the compiled kernels; the others are left to `make test-full`."""
+
 
 def _load(folder: Path, kernels: str = "cpu") -> TransformersLM:
     return load_transformers_lm(folder, torch.float32, torch.device("cpu"), build_kernels(kernels))
@@ -37,8 +40,14 @@ def _loop(model: TransformersLM) -> PagedLoop:
     return PagedLoop(model, num_blocks=64, block_size=BLOCK_SIZE)
 
 
-@pytest.mark.parametrize("kernels", ["reference", "cpu"])
-@pytest.mark.parametrize("config", list(FALLBACKS))
+@pytest.mark.parametrize(
+    ("config", "kernels"),
+    [
+        pytest.param(config, kernels, marks=() if config in EVERYDAY and kernels == "cpu" else pytest.mark.full)
+        for config in FALLBACKS
+        for kernels in ("reference", "cpu")
+    ],
+)
 def test_as_transformers_alone(tmp_path: Path, config: str, kernels: str) -> None:
     """Logits agree to 1e-5 of the largest, whole, by chunks, token by token and behind a cached prefix; greedy tokens
     of a ragged batch are equal.

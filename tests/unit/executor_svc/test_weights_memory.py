@@ -83,7 +83,8 @@ def test_a_folder_loads_in_little_more_than_its_weights(folders: tuple[Path, Pat
     assert _share(small, large, dtype) < MOST_SHARE
 
 
-@pytest.mark.parametrize("quantization", [pytest.param("Q8_0", marks=pytest.mark.full), "Q4_1"])
+@pytest.mark.full
+@pytest.mark.parametrize("quantization", ["Q8_0", "Q4_1"])
 def test_a_gguf_file_loads_in_little_more_than_its_weights(
     folders: tuple[Path, Path], tmp_path: Path, quantization: str
 ) -> None:

@@ -45,7 +45,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServiceServicer):
         """Stream one word a token."""
         self.requests.append(request)
         if not self.words:
-            raise ServiceError(grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR", "no executor is ready")
+            raise ServiceError(grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR", "no executor is ready", retry_delay=60.0)
         await context.write(pb.GenerateResponse(started=pb.Started(prompt_tokens=5)))
         for index, word in enumerate(self.words):
             delta = pb.Delta(first_token_index=index, text=word, token_ids=[index])

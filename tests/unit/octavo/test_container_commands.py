@@ -1,8 +1,11 @@
-"""What containers run: `octavo health` as their health check, `octavo prepare --if-needed` before they start."""
+"""What containers run: `octavo health` as health check, `octavo prepare --if-needed` or `--wait` before they start."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest_asyncio
 from gguf_samples import byte_level_metadata, write_gguf
 
 from octavo.cli import main
+from octavo.models.ensure import wait_prepared
 from octavo.rpc.server import RpcServer
 
 PART = "octavo.v1.InferenceService"
@@ -84,3 +88,49 @@ def test_if_needed_looks_in_one_place(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["prepare", "--if-needed", "--output", str(tmp_path / "out"), str(weights)]) == 1
     assert "leave out --output" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_wait_prepares_nothing_and_ends_once_another_has(tmp_path: Path) -> None:
+    """It tells each reason once, takes no model that is only half there, and never writes."""
+    weights, away = tmp_path / "m.gguf", tmp_path / "away"
+    reports: list[str] = []
+    looks = iter(range(1, 100))
+
+    def meanwhile(_: float) -> None:
+        """What others do between two looks."""
+        look = next(looks)
+        if look == 2:
+            write_gguf(weights, byte_level_metadata())
+        elif look == 4:
+            assert sorted(tmp_path.iterdir()) == [weights]
+            main(["prepare", str(weights)])
+            weights.rename(away)
+        elif look == 6:
+            away.rename(weights)
+
+    assert wait_prepared(str(weights), reports.append, meanwhile).weights == weights
+    assert next(looks) == 7
+    missing, unprepared, missing_again = reports
+    assert missing.startswith("waiting: no model")
+    assert "not prepared yet" in unprepared
+    assert missing_again == missing
+
+
+def test_wait_is_ended_by_sigterm(tmp_path: Path) -> None:
+    """Also as the first process of a container, where a signal without a handler is not heard."""
+    command = [sys.executable, "-m", "octavo", "prepare", "--wait", str(tmp_path / "m.gguf")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline().startswith("waiting: no model")
+        status = Path(f"/proc/{waiting.pid}/status").read_text()
+        caught = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), 16)
+        assert caught >> (signal.SIGTERM - 1) & 1
+        waiting.terminate()
+        assert waiting.wait(30) == 130
+
+
+@pytest.mark.parametrize("flags", [["--if-needed"], ["--output", "out"]])
+def test_wait_goes_with_no_flag_that_prepares(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody would know which of both was meant."""
+    assert main(["prepare", "--wait", *flags, "smollm2-135m-instruct"]) == 1
+    assert "--wait" in capsys.readouterr().err

@@ -58,6 +58,18 @@ def test_more_of_both_is_a_fuller_queue() -> None:
 
 
 @pytest.mark.parametrize(
+    ("max_choices", "max_tokens", "choices", "tokens"),
+    [(10, 50, 10, 50), (None, 50, 12, 50), (10, None, 10, 60), (None, None, 12, 60), (5, 20, 7, 30)],
+)
+def test_what_does_not_fit_is_not_in_it(
+    max_choices: int | None, max_tokens: int | None, choices: int, tokens: int
+) -> None:
+    """Of what has been sent and not answered, that which is beyond a bound will be refused: it does not wait."""
+    fuller = FullQueue(7, 30, max_choices, max_tokens).plus(5, 30)
+    assert (fuller.num_choices, fuller.num_tokens) == (choices, tokens)
+
+
+@pytest.mark.parametrize(
     ("max_choices", "max_tokens", "is_half_empty"),
     [(14, None, True), (13, None, False), (None, 60, True), (None, 59, False), (14, 59, False), (14, 60, True)],
 )

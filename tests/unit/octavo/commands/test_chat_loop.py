@@ -173,7 +173,9 @@ def test_a_pipe_gives_answers_alone_and_its_failure_in_the_exit_code(gateway: Fa
     """No prompt, no figures, no escape sequence on the output; 1 where one question got no answer."""
     gateway.script = lambda request: ["x\ny"]
     assert chat(gateway, ["1", "/undo", "2"], is_interactive=False) == (0, "x\ny\nx\ny\n", "forgotten: 1\n")
-    gateway.script = lambda request: ServiceError(grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR", "none is ready")
+    gateway.script = lambda request: ServiceError(
+        grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR", "none is ready", retry_delay=60.0
+    )
     code, shown, notes = chat(gateway, ["1"], is_interactive=False)
     assert (code, shown) == (1, "")
     assert "octavo load" in notes

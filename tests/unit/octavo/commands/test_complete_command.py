@@ -141,8 +141,8 @@ def test_ctrl_c_cancels_and_exits_with_130(gateway: FakeGateway) -> None:
     ("error", "said"),
     [
         (
-            ServiceError(grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR", "no executor is ready"),
-            "octavo: error: no executor is ready\nhint: an executor may be starting: wait and repeat; `octavo load`",
+            ServiceError(grpc.StatusCode.UNAVAILABLE, "NO_EXECUTOR", "no executor is ready", retry_delay=60.0),
+            "octavo: error: no executor is ready (try again in 60 s)\nhint: an executor may be starting: wait and",
         ),
         (
             ServiceError(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", "model 'z' is not served here; served: m"),

@@ -37,6 +37,7 @@ def test_inspect_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert "model.gguf" in report["checks"][0]["text"]
 
 
+@pytest.mark.full
 def test_graph_shows_what_passes_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nodes, matches and buffers for people and as JSON, and a drawing; a pass that is none is named with those that
     are.
@@ -55,6 +56,7 @@ def test_graph_shows_what_passes_do(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "add_rms_norm" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_export_writes_a_folder_that_is_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder passes the inspection; what exists already is not touched."""
     path = make_gguf(make_llama(tmp_path / "tiny"), tmp_path / "model.gguf")

@@ -1,0 +1,154 @@
+"""The part of a model that one rank of a tensor-parallel executor holds: what Split says, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.spec import (
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    NormSpec,
+    Part,
+    Range,
+    Split,
+)
+from executor_svc.parallel.share import Share
+from executor_svc.weights import UnsupportedModelError
+
+
+def shard_config(config: ModelConfig, share: Share) -> ModelConfig:
+    """Return what a rank computes: its heads and inner features; vocabulary and hidden size are the whole model's.
+
+    Raises UnsupportedModelError, with the numbers, where heads do not divide evenly among the ranks.
+    """
+    check_divides(config, share.size)
+    experts = config.experts
+    if experts is not None:
+        experts = replace(experts, intermediate_size=_width(share.of(experts.intermediate_size)))
+    return replace(
+        config,
+        num_heads=config.num_heads // share.size,
+        num_kv_heads=max(1, config.num_kv_heads // share.size),
+        intermediate_size=_width(share.of(config.intermediate_size)),
+        experts=experts,
+    )
+
+
+def check_divides(config: ModelConfig, size: int) -> None:
+    """Raise UnsupportedModelError, naming numbers that would do, where `size` ranks cannot divide a model."""
+    if not _divides(config, size):
+        possible = [str(count) for count in range(1, config.num_heads + 1) if _divides(config, count)]
+        raise UnsupportedModelError(
+            f"--tensor-parallel {size}: the {config.num_heads} attention heads, {config.num_kv_heads} KV heads and "
+            f"{_narrowest(config)} inner features of {config.architecture} do not divide evenly among {size} ranks; "
+            f"they do among {', '.join(possible)}"
+        )
+
+
+def _divides(config: ModelConfig, size: int) -> bool:
+    kv_heads = config.num_kv_heads
+    has_kv_heads = kv_heads % size == 0 or size % kv_heads == 0
+    return config.num_heads % size == 0 and has_kv_heads and size <= min(_narrowest(config), config.vocab_size)
+
+
+def _narrowest(config: ModelConfig) -> int:
+    """Return the least inner size that must give every rank a feature."""
+    sizes = [config.intermediate_size]
+    if config.experts is not None:
+        sizes.append(config.experts.intermediate_size)
+    return min(sizes)
+
+
+def shard_spec(spec: DecoderSpec, config: ModelConfig, share: Share) -> DecoderSpec:
+    """Return which parts of a model's tensors a rank reads. `spec` and `config` are the whole model's."""
+    return _Shard(config, share).decoder(spec)
+
+
+class _Shard:
+    def __init__(self, config: ModelConfig, share: Share) -> None:
+        self._share = share
+        self._queries = _times(share.of(config.num_heads), config.head_dim)
+        self._keys = _times(_kv_heads(config, share), config.head_dim)
+        self._head_dim = config.head_dim
+        self._heads = share.of(config.num_heads)
+
+    def decoder(self, spec: DecoderSpec) -> DecoderSpec:
+        head = None if spec.head is None else self._vocabulary(spec.head)
+        return replace(
+            spec, embedding=self._vocabulary(spec.embedding), layers=tuple(map(self._layer, spec.layers)), head=head
+        )
+
+    def _layer(self, spec: LayerSpec) -> LayerSpec:
+        sections = (self._queries, self._keys, self._keys)
+        mlp = self._experts(spec.mlp) if isinstance(spec.mlp, ExpertsSpec) else self._mlp(spec.mlp)
+        return replace(
+            spec,
+            qkv=self._columns(spec.qkv, sections),
+            attention_output=self._rows(spec.attention_output, self._queries),
+            mlp=mlp,
+            query_norm=self._head_norm(spec.query_norm, self._queries),
+            key_norm=self._head_norm(spec.key_norm, self._keys),
+        )
+
+    def _mlp(self, spec: MlpSpec) -> MlpSpec:
+        inner = self._share.of(spec.down.in_features)
+        return MlpSpec(self._columns(spec.up, [inner] * len(spec.up.split_sections)), self._rows(spec.down, inner))
+
+    def _experts(self, spec: ExpertsSpec) -> ExpertsSpec:
+        return replace(spec, experts=tuple(map(self._mlp, spec.experts)))
+
+    def _head_norm(self, spec: NormSpec | None, taken: Range) -> NormSpec | None:
+        """Divide the norm of all heads together; that of each head is the same for all."""
+        if spec is None or spec.size == self._head_dim:
+            return spec
+        return replace(spec, size=_width(taken), taken=taken)
+
+    def _vocabulary(self, spec: LinearSpec) -> LinearSpec:
+        assert spec.split is Split.VOCABULARY  # naming
+        return self._columns(spec, [self._share.of(spec.out_features)])
+
+    def _columns(self, spec: LinearSpec, ranges: Sequence[Range]) -> LinearSpec:
+        """Take some output features of each section."""
+        sizes = spec.split_sections
+        if len(spec.parts) == len(sizes):
+            parts = tuple(_taking(part, [taken]) for part, taken in zip(spec.parts, ranges, strict=True))
+        else:
+            (part,) = spec.parts
+            if part.interleaved_head_dim:
+                parts = (_taking(part, [_times(self._heads, 3 * part.interleaved_head_dim)]),)
+            else:
+                starts = accumulate(sizes, initial=0)
+                moved = [(start + first, start + last) for start, (first, last) in zip(starts, ranges, strict=False)]
+                parts = (_taking(part, moved),)
+        return replace(spec, parts=parts, sections=tuple(map(_width, ranges)))
+
+    def _rows(self, spec: LinearSpec, taken: Range) -> LinearSpec:
+        """Take some input features. The bias is added once, by rank 0."""
+        return replace(spec, in_features=_width(taken), taken=taken, bias=spec.bias and self._share.rank == 0)
+
+
+def _kv_heads(config: ModelConfig, share: Share) -> Range:
+    """Return a rank's KV heads: where there are fewer than ranks, the one that its query heads read."""
+    count = config.num_kv_heads
+    if count >= share.size:
+        return share.of(count)
+    first = share.rank * count // share.size
+    return first, first + 1
+
+
+def _taking(part: Part, ranges: Sequence[Range]) -> Part:
+    return replace(part, rows=sum(map(_width, ranges)), taken=tuple(ranges))
+
+
+def _times(taken: Range, size: int) -> Range:
+    return taken[0] * size, taken[1] * size
+
+
+def _width(taken: Range) -> int:
+    return taken[1] - taken[0]

@@ -1,0 +1,1 @@
+"""One executor over several processes, its ranks: docs/decisions/tensor-parallel.md."""
