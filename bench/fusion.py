@@ -1,16 +1,17 @@
 """What the passes over a model's graph save: time of a step, and memory of its intermediates.
 
-    python bench/fusion.py --json OUT [--pairs N] [--threads N] [--models gpt2,llama] [--without-torch-compile]
+    python bench/fusion.py --json OUT [--rounds N] [--threads N] [--models gpt2,llama] [--without-torch-compile]
 
 Two models of random bfloat16 weights in the shapes of GPT-2 (124M) and SmolLM2-135M (`llama`), each loaded twice, all
 passes off and all passes on, with the same kernel set: linear layers are computed by the same kernels on both sides.
 A step is one token of each of 1 or 32 rows with 512 tokens of context, from the embedding to the logits; both sides are
-recorded as programs, as they are when served. Steps of the two sides alternate, who is first alternates too, and a
-figure is the median over the pairs of 1 - on / off.
+recorded as programs, as they are when served. torch.compile (Inductor) is a third side, on the unfused graph: linear
+layers, attention and the write of keys and values are the same kernels, all between them is its own. The sides take
+turns, a step each, who is first changes from round to round, and a figure is the median over the rounds of
+1 - side / off: what disturbs the machine for longer than a round is in all sides.
 
-torch.compile (Inductor) is measured in the same way, on the unfused graph: linear layers, attention and the write of
-keys and values are the same kernels, all between them is its own. What share of a step lies outside the linear layers
-is measured with ops timed one by one, and so is what each kind of op takes on each side.
+What share of a step lies outside the linear layers is measured with ops timed one by one, and so is what each kind of
+op takes with the passes off and on: steps in turns again, and of each op the median.
 
 Memory is that of the intermediates of a 512-token chunk, weights and KV excluded, counted as tensors are made and go:
 with all passes off (`kept`: nothing is given back before the step ends), with all off but `liveness` (`freed`: each
@@ -24,8 +25,9 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,79 +43,117 @@ from executor_svc.kernels.profiled import OpTimes, profiled
 
 BATCHES = (1, 32)
 CHUNK = 512
-PROFILED_STEPS = 20
+PROFILED_ROUNDS = 30
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Seconds of steps that were taken in turns."""
+class Saved:
+    """The shares of time that a side saved, a round each."""
 
-    off: list[float]
-    on: list[float]
+    shares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, off: Sequence[float], side: Sequence[float]) -> Saved:
+        """Return what a side saved over `off`, whose steps it took turns with; seconds each."""
+        return cls(tuple(sorted(1 - mine / theirs for theirs, mine in zip(off, side, strict=True))))
 
     @property
-    def reduction(self) -> float:
-        """Median over the pairs of the share of time that is saved."""
-        return statistics.median(1 - on / off for off, on in zip(self.off, self.on, strict=True))
+    def median(self) -> float:
+        """What is told."""
+        return statistics.median(self.shares)
 
     @property
-    def spread(self) -> tuple[float, float]:
-        """Quartiles of the same."""
-        shares = sorted(1 - on / off for off, on in zip(self.off, self.on, strict=True))
-        return shares[len(shares) // 4], shares[3 * len(shares) // 4]
+    def quartiles(self) -> tuple[float, float]:
+        """How far single rounds lie apart."""
+        return self.shares[len(self.shares) // 4], self.shares[3 * len(self.shares) // 4]
 
 
-def measure_pairs(off: Callable[[], object], on: Callable[[], object], pairs: int) -> Pairs:
-    """Call both in turns, who is first changing from pair to pair, after three calls of each."""
+def take_turns(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Call all sides in each round, who is first changing from round to round, after three calls of each.
+
+    Return the seconds of each call, by side.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    order = list(sides)
     for _ in range(3):
-        off()
-        on()
-    taken = Pairs([], [])
-    for pair in range(pairs):
-        sides = [(off, taken.off), (on, taken.on)]
-        for call, seconds in sides if pair % 2 else sides[::-1]:
-            started = time.perf_counter()
+        for call in sides.values():
             call()
-            seconds.append(time.perf_counter() - started)
+    for number in range(rounds):
+        turn = number % len(order)
+        for name in (*order[turn:], *order[:turn]):
+            started = time.perf_counter()
+            sides[name]()
+            taken[name].append(time.perf_counter() - started)
     return taken
 
 
-def ops_of(shape: str, passes: str, rows: int, kernels: KernelSet) -> dict[str, float]:
-    """Return the milliseconds of a step by kind of op, each op timed by itself."""
-    times = OpTimes()
-    model = make_model(shape, profiled(kernels, times), choose_passes(passes))
-    step = Step.decode(model, rows)
-    for _ in range(3):
+def ops_of(step: Step, sides: Mapping[str, tuple[FusionModel, OpTimes]]) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of a step by kind of op, each op timed by itself, for each side."""
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+
+    def run(name: str, step: Step, times: OpTimes) -> None:
+        times.clear()
         step.run()
-    times.clear()
-    for _ in range(PROFILED_STEPS):
-        step.run()
-    return {op: seconds / PROFILED_STEPS * 1e3 for op, seconds in times.seconds.items() if seconds}
+        taken[name].append(dict(times.seconds))
+
+    take_turns(
+        {name: partial(run, name, replace(step, model=model), times) for name, (model, times) in sides.items()},
+        PROFILED_ROUNDS,
+    )
+    ops: dict[str, dict[str, float]] = {}
+    for name, steps in taken.items():
+        medians = {op: statistics.median(seconds[op] for seconds in steps) for op in steps[0]}
+        ops[name] = {op: round(seconds * 1e3, 4) for op, seconds in medians.items() if seconds}
+    return ops
 
 
-def figures_of(name: str, pairs: Pairs) -> dict[str, Any]:
-    """Return what is written of one comparison."""
-    low, high = pairs.spread
+def figures_of(taken: Mapping[str, Sequence[float]], name: str) -> dict[str, Any]:
+    """Return what is written of one side."""
+    saved = Saved.of(taken["off"], taken[name])
     return {
-        "off_ms": round(statistics.median(pairs.off) * 1e3, 4),
-        f"{name}_ms": round(statistics.median(pairs.on) * 1e3, 4),
-        "latency_reduction": round(pairs.reduction, 4),
-        "quartiles": [round(low, 4), round(high, 4)],
+        "off_ms": round(statistics.median(taken["off"]) * 1e3, 4),
+        "on_ms": round(statistics.median(taken[name]) * 1e3, 4),
+        "latency_reduction": round(saved.median, 4),
+        "quartiles": [round(each, 4) for each in saved.quartiles],
     }
 
 
-def compare(shape: str, rows: int, kernels: KernelSet, pairs: int, *, with_torch: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sides:
+    """One shape's model under each side, loaded once for all batches."""
+
+    measured: Mapping[str, FusionModel]
+    """off, on, and torch where it is wanted."""
+    profiled: Mapping[str, tuple[FusionModel, OpTimes]]
+    """none and all: whose ops are timed one by one."""
+
+    @classmethod
+    def load(cls, shape: str, kernels: KernelSet, *, with_torch: bool) -> Sides:
+        """Draw the weights of each."""
+        measured: dict[str, FusionModel] = {
+            side: make_model(shape, kernels, choose_passes(passes)) for side, passes in (("off", "none"), ("on", "all"))
+        }
+        if with_torch:
+            measured["torch"] = compiled_by_torch(shape, kernels)
+        timed: dict[str, tuple[FusionModel, OpTimes]] = {}
+        for passes in ("none", "all"):
+            times = OpTimes()
+            timed[passes] = make_model(shape, profiled(kernels, times), choose_passes(passes)), times
+        return cls(measured, timed)
+
+
+def compare(sides: Sides, rows: int, rounds: int) -> dict[str, Any]:
     """Measure one model and batch."""
-    off, on = (make_model(shape, kernels, choose_passes(passes)) for passes in ("none", "all"))
-    steps = [Step.decode(model, rows) for model in (off, on)]
-    figures = figures_of("on", measure_pairs(steps[0].run, steps[1].run, pairs))
-    if with_torch:
-        by_torch = Step.decode(compiled_by_torch(shape, kernels), rows)
-        figures["torch_compile"] = figures_of("on", measure_pairs(steps[0].run, by_torch.run, pairs))
-    ops = {side: ops_of(shape, side, rows, kernels) for side in ("none", "all")}
+    # One step for all: what they read and write lies in the same pages.
+    step = Step.decode(sides.measured["off"], rows)
+    taken = take_turns({name: replace(step, model=model).run for name, model in sides.measured.items()}, rounds)
+    figures = figures_of(taken, "on")
+    if "torch" in taken:
+        figures["torch_compile"] = figures_of(taken, "torch")
+    ops = ops_of(step, sides.profiled)
     # Of the same run: a share of two runs would have the noise of both.
     figures["share_outside_linears"] = round(1 - ops["none"]["linear"] / sum(ops["none"].values()), 4)
-    figures["ops_ms"] = {side: {op: round(value, 4) for op, value in taken.items()} for side, taken in ops.items()}
+    figures["ops_ms"] = ops
     return figures
 
 
@@ -136,16 +176,15 @@ def explained(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"figure": largest, "saved_ms": dict(sorted(saved.items(), key=lambda each: -each[1]))}
 
 
-def run(shapes: list[str], threads: int | None, pairs: int, *, with_torch: bool) -> dict[str, Any]:
+def run(shapes: list[str], threads: int | None, rounds: int, *, with_torch: bool) -> dict[str, Any]:
     """Measure everything."""
     kernels = build_kernels("cpu", threads)
     if threads:
         torch.set_num_threads(threads)
-    figures = {
-        f"{shape}_b{rows}": compare(shape, rows, kernels, pairs, with_torch=with_torch)
-        for shape in shapes
-        for rows in BATCHES
-    }
+    figures: dict[str, dict[str, Any]] = {}
+    for shape in shapes:
+        sides = Sides.load(shape, kernels, with_torch=with_torch)
+        figures |= {f"{shape}_b{rows}": compare(sides, rows, rounds) for rows in BATCHES}
     memory = {shape: memory_of(shape, kernels) for shape in shapes}
     return {
         "latency_reduction": {name: each["latency_reduction"] for name, each in figures.items()},
@@ -168,13 +207,13 @@ def main() -> int:
     """Measure, print a table, write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
-    parser.add_argument("--pairs", type=int, default=200, metavar="N", help="steps of each side [default: 200]")
+    parser.add_argument("--rounds", type=int, default=150, metavar="N", help="steps of each side [default: 150]")
     parser.add_argument("--threads", type=int, metavar="N", help="compute threads [default: all cores]")
     parser.add_argument("--models", default=",".join(SHAPES), help="shapes to measure [default: %(default)s]")
     parser.add_argument("--without-torch-compile", action="store_true", help="leave Inductor out: it compiles minutes")
     args = parser.parse_args()
     with torch.inference_mode():
-        figures = run(args.models.split(","), args.threads, args.pairs, with_torch=not args.without_torch_compile)
+        figures = run(args.models.split(","), args.threads, args.rounds, with_torch=not args.without_torch_compile)
     print(f"{'':10}{'off ms':>10}{'on ms':>10}{'saved':>9}{'outside linears':>18}{'torch.compile saves':>21}")
     for name, each in figures["figures"].items():
         by_torch = each.get("torch_compile")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,22 +33,23 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that take no time."""
     monkeypatch.setattr(models, "SHAPES", TINY)
-    monkeypatch.setattr(fusion, "PROFILED_STEPS", 2)
+    monkeypatch.setattr(fusion, "PROFILED_ROUNDS", 2)
 
 
-def test_a_reduction_is_the_median_of_pairs() -> None:
+def test_a_reduction_is_the_median_of_rounds() -> None:
     """One slow step on either side changes no figure."""
-    pairs = fusion.Pairs([10.0, 10.0, 10.0, 90.0], [8.0, 8.0, 80.0, 8.0])
-    assert pairs.reduction == pytest.approx(0.2)
-    assert fusion.figures_of("on", pairs)["off_ms"] == 10_000
+    taken = {"off": [10.0, 10.0, 10.0, 90.0], "on": [8.0, 8.0, 80.0, 8.0]}
+    figures = fusion.figures_of(taken, "on")
+    assert figures["latency_reduction"] == pytest.approx(0.2)
+    assert figures["off_ms"] == 10_000
 
 
 def test_the_sides_take_turns() -> None:
-    """After warming up, as many calls of each, and each is first half of the time."""
+    """After warming up, as many calls of each, and each is first as often as the others."""
     calls: list[str] = []
-    taken = fusion.measure_pairs(lambda: calls.append("off"), lambda: calls.append("on"), 4)
-    assert calls[6:] == ["on", "off", "off", "on", "on", "off", "off", "on"]
-    assert len(taken.off) == len(taken.on) == 4
+    taken = fusion.take_turns({name: partial(calls.append, name) for name in ("off", "on", "torch")}, 3)
+    assert calls[9:] == ["off", "on", "torch", "on", "torch", "off", "torch", "off", "on"]
+    assert [len(each) for each in taken.values()] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("shape", ["gpt2", "llama"])
