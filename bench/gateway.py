@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import hashlib
 import json
-import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from service_process import ServiceProcess, service_process
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from octavo.internal.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -67,24 +66,28 @@ class Steps:
         self.num_streams = 0
         self.num_messages = 0
         self._num_tokens = 0
+        self._expected = 0
         self._all_have_it = asyncio.Event()
 
     def begin(self, num_streams: int) -> None:
         """Start to count anew."""
         self.num_streams, self.num_messages, self._num_tokens = num_streams, 0, 0
+        self._expected = num_streams
         self._all_have_it.clear()
 
     def take(self, num_tokens: int) -> None:
         """Note that some client got a message with so many tokens."""
-        self.num_messages += 1
+        self.num_messages += bool(num_tokens)
         self._num_tokens += num_tokens
-        if self._num_tokens % self.num_streams == 0:
+        if self._num_tokens == self._expected:
             self._all_have_it.set()
 
-    async def wait(self) -> None:
-        """Return once every client has got what was sent."""
-        await self._all_have_it.wait()
-        self._all_have_it.clear()
+    async def wait(self, num_tokens: int) -> None:
+        """Return once every client has got so many tokens."""
+        self._expected = self.num_streams * num_tokens
+        if self._num_tokens < self._expected:
+            self._all_have_it.clear()
+            await self._all_have_it.wait()
 
 
 class MadeUpScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -105,20 +108,24 @@ class MadeUpScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             reading.cancel()
 
-    async def run(self, num_streams: int, num_tokens: int, steps: Steps) -> None:
-        """Send so many tokens to so many requests once they are all there."""
+    async def run(self, num_streams: int, num_tokens: int, steps: Steps, stream_interval: int = 1) -> None:
+        """Send so many tokens to so many requests once they are all there; of each message all tokens in a row."""
         requests = [await self._submitted.get() for _ in range(num_streams)]
         steps.begin(num_streams)
         for index in range(num_tokens):
-            outputs = [
-                scheduler_pb2.ChoiceOutput(request=request, choice=0, first_token_index=index, token_ids=[TEXT_TOKEN])
-                for request in requests
-            ]
-            if index == num_tokens - 1:
-                for output in outputs:
+            step = scheduler_pb2.StepOutputs(sequence=self._next())
+            if index < num_tokens - 1:
+                step.requests.extend(requests)
+                step.choices.extend([0] * num_streams)
+                step.token_indexes.extend([index] * num_streams)
+                step.token_ids.extend([TEXT_TOKEN] * num_streams)
+            else:
+                for request in requests:
+                    output = step.outputs.add(request=request, first_token_index=index, token_ids=[TEXT_TOKEN])
                     output.end.reason = scheduler_pb2.FINISH_REASON_LENGTH
-            self._send(step_outputs=scheduler_pb2.StepOutputs(sequence=self._next(), outputs=outputs))
-            await steps.wait()
+            self._send(step_outputs=step)
+            if index % stream_interval == 0 or index == num_tokens - 1:
+                await steps.wait(index + 1)
         for request in requests:
             self._send(finished=scheduler_pb2.Finished(sequence=self._next(), request=request))
 
@@ -143,57 +150,6 @@ class MadeUpScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return self._sequence
 
 
-class GatewayProcess:
-    """A running gateway."""
-
-    def __init__(self, process: asyncio.subprocess.Process, port: int, http_port: int) -> None:
-        self.process = process
-        self.port = port
-        self.http_port = http_port
-
-    def cpu_seconds(self) -> float:
-        """Return the CPU time of all its threads so far, by the kernel's own clock in nanoseconds."""
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-@contextlib.asynccontextmanager
-async def gateway_process(model: PreparedModel, scheduler_port: int) -> AsyncIterator[GatewayProcess]:
-    """Start a gateway and wait until it listens; stop it at the end."""
-    flags = {"model": str(model.path), "scheduler": f"127.0.0.1:{scheduler_port}", "log-level": "info"}
-    flags |= dict.fromkeys(("port", "http-port", "admin-port", "metrics-port"), "0")
-    argv = [text for name, value in flags.items() for text in (f"--{name}", value)]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gateway", *argv, stderr=asyncio.subprocess.PIPE, env=environ
-    )
-    assert process.stderr is not None
-    reading: asyncio.Task[None] | None = None
-    try:
-        async with asyncio.timeout(_START_SECONDS):
-            line: dict[str, Any] = {}
-            while line.get("message") != "listening":
-                text = await process.stderr.readline()
-                if not text:
-                    raise SystemExit("the gateway did not start")
-                with contextlib.suppress(ValueError):
-                    line = json.loads(text)
-        # Its log is read on, or it would wait for somebody to do so.
-        reading = asyncio.create_task(_drain(process.stderr))
-        yield GatewayProcess(process, line["port"], line["http_port"])
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        if reading is not None:
-            await reading
-
-
-async def _drain(stream: asyncio.StreamReader) -> None:
-    while await stream.read(1 << 16):
-        pass
-
-
 async def stream_grpc(stub: Any, num_tokens: int, steps: Steps) -> None:
     """Read one stream over gRPC to its end."""
     request = inference_pb2.GenerateRequest(
@@ -213,19 +169,20 @@ async def stream_http(port: int, num_tokens: int, steps: Steps) -> None:
     while (line := await reader.readline()) != b"data: [DONE]\n":
         if not line:
             raise SystemExit("a stream broke off")
-        # The first and the last piece of a choice have no text.
-        if line.startswith(b"data: ") and b'"text":""' not in line:
-            steps.take(1)
+        if line.startswith(b"data: "):
+            # Of a token one letter; the first and the last piece of a choice have none.
+            steps.take(sum(len(choice["text"]) for choice in json.loads(line[6:])["choices"]))
     writer.close()
     await writer.wait_closed()
 
 
 async def measure(
-    gateway: GatewayProcess,
+    gateway: ServiceProcess,
     scheduler: MadeUpScheduler,
     open_stream: Callable[[Steps], Awaitable[None]],
     num_streams: int,
     num_tokens: int,
+    stream_interval: int,
 ) -> tuple[float, float]:
     """Return CPU seconds a token, and tokens a message."""
     steps = Steps()
@@ -233,7 +190,7 @@ async def measure(
     async with asyncio.TaskGroup() as group:
         for _ in range(num_streams):
             group.create_task(_await(open_stream(steps)))
-        group.create_task(scheduler.run(num_streams, num_tokens, steps))
+        group.create_task(scheduler.run(num_streams, num_tokens, steps, stream_interval))
     used = gateway.cpu_seconds() - before
     return used / (num_streams * num_tokens), num_streams * num_tokens / steps.num_messages
 
@@ -242,7 +199,7 @@ async def _await(work: Awaitable[None]) -> None:
     await work
 
 
-async def run(num_streams: int, num_tokens: int, repeats: int) -> dict[str, Any]:
+async def run(num_streams: int, num_tokens: int, repeats: int, stream_interval: int = 1) -> dict[str, Any]:
     """Measure both fronts in turn, after a warm-up; of the repeats the least counts, since the rest is disturbance."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
@@ -250,21 +207,24 @@ async def run(num_streams: int, num_tokens: int, repeats: int) -> dict[str, Any]
         scheduler = MadeUpScheduler(model)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, server.server)
         await server.start("octavo.internal.scheduler.v1.SchedulerService")
+        flags = {"model": str(model.path), "scheduler": f"127.0.0.1:{server.port}"}
+        flags["stream-interval"] = str(stream_interval)
         try:
             async with (
-                gateway_process(model, server.port) as gateway,
-                open_channel(f"127.0.0.1:{gateway.port}") as channel,
+                service_process("gateway", flags) as gateway,
+                open_channel(gateway.address) as channel,
             ):
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 await _wait_serving(stub, scheduler)
                 fronts: dict[str, Callable[[Steps], Awaitable[None]]] = {
                     "grpc": lambda steps: stream_grpc(stub, num_tokens, steps),
-                    "http": lambda steps: stream_http(gateway.http_port, num_tokens, steps),
+                    "http": lambda steps: stream_http(gateway.line["http_port"], num_tokens, steps),
                 }
                 costs: dict[str, list[tuple[float, float]]] = {name: [] for name in fronts}
                 for _ in range(1 + repeats):
                     for name, open_stream in fronts.items():
-                        costs[name].append(await measure(gateway, scheduler, open_stream, num_streams, num_tokens))
+                        cost = await measure(gateway, scheduler, open_stream, num_streams, num_tokens, stream_interval)
+                        costs[name].append(cost)
         finally:
             await server.stop(0)
     best = {name: min(each[1:]) for name, each in costs.items()}
@@ -272,6 +232,7 @@ async def run(num_streams: int, num_tokens: int, repeats: int) -> dict[str, Any]
         "num_streams": num_streams,
         "num_tokens": num_tokens,
         "repeats": repeats,
+        "stream_interval": stream_interval,
         "us_per_token": {name: round(1e6 * cost, 2) for name, (cost, _) in best.items()},
         "tokens_per_message": {name: round(share, 3) for name, (_, share) in best.items()},
     }
@@ -302,9 +263,10 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32, help="streams at once [default: 32]")
     parser.add_argument("--tokens", type=int, default=300, help="tokens of each [default: 300]")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each front [default: 3]")
+    parser.add_argument("--stream-interval", type=int, default=1, help="the gateway's flag of that name [default: 1]")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures to this file")
     args = parser.parse_args()
-    figures = asyncio.run(run(args.streams, args.tokens, args.repeats))
+    figures = asyncio.run(run(args.streams, args.tokens, args.repeats, args.stream_interval))
     print(f"{'front':8}{'us of CPU a token':>20}{'tokens a message':>20}")
     for name, cost in figures["us_per_token"].items():
         print(f"{name:8}{cost:20.2f}{figures['tokens_per_message'][name]:20.3f}")

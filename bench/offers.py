@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -31,6 +31,8 @@ from octavo.v1 import inference_pb2
 METHOD = "/octavo.v1.InferenceService/Generate"
 _TICK = 0.002
 """Seconds between looks at the clock."""
+_COARSE = 0.001
+"""Seconds by which a timer of the event loop may be late with nothing else to do."""
 
 
 class Offers:
@@ -44,8 +46,21 @@ class Offers:
         self.begun_at = 0.0
         self.ended_at: list[float] = []
         self.refused_after: list[float] = []
+        self.own_shares: list[float] = []
+        self.late_total = 0.0
+        self.loop_lags: list[float] = []
         self.lags: list[float] = []
         self.failures: list[str] = []
+
+    async def watch_loop(self) -> NoReturn:
+        """Measure how late this process's event loop is, for ever: what it adds to every time that it measures."""
+        due = time.monotonic() + _TICK
+        while True:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            late = max(0.0, time.monotonic() - due - _COARSE)
+            self.loop_lags.append(late)
+            self.late_total += late
+            due = time.monotonic() + _TICK
 
     async def ask(self) -> None:
         """Ask once, and note what became of it."""
@@ -56,7 +71,7 @@ class Offers:
         request.stopping.max_tokens = self._max_tokens
         request.stopping.ignore_eos = True
         request.sampling.temperature = 0
-        asked_at = time.monotonic()
+        asked_at, late_before = time.monotonic(), self.late_total
         call = self._generate(request.SerializeToString())
         has_begun = False
         try:
@@ -64,7 +79,8 @@ class Offers:
                 has_begun = True
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not has_begun:
-                self.refused_after.append(time.monotonic() - asked_at)
+                self.refused_after.append(after := time.monotonic() - asked_at)
+                self.own_shares.append(min(after, self.late_total - late_before))
             else:
                 self.failures.append(f"{error.code().name}: {error.details()}")
         else:
@@ -101,13 +117,17 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         offers = Offers(channel, arguments.max_tokens)
         print("begun", flush=True)
         offers.begun_at = time.monotonic()
+        watch = asyncio.create_task(offers.watch_loop())
         if arguments.clients:
             await offers.by_clients(arguments.clients, arguments.seconds)
         else:
             await offers.by_rate(arguments.rate, arguments.seconds)
+        watch.cancel()
     return {
         "ended_at": offers.ended_at,
         "refused_after": offers.refused_after,
+        "own_shares": offers.own_shares,
+        "loop_lags": offers.loop_lags,
         "lags": offers.lags,
         "failures": offers.failures,
         "cpu_s": time.process_time(),

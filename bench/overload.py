@@ -12,8 +12,10 @@ that ten times its capacity is hundreds of requests a second; or that of `--mode
     failed                    accepted requests that did not end well
     refused_early_fraction    of the refusals, those by the gateway itself, which has not asked the scheduler
     refused_p50_ms, _p99_ms   from asking to the refusal, as the load generator sees it
+    heard_p50_ms, _p99_ms     the same without the time for which the load generator's own event loop was late meanwhile
     probe_p50_ms, _p99_ms     the same as another client sees it, which asks little and has nothing else to do
-    generator_lag_p99_ms      how late requests were asked: the load generator's own share of its times
+    generator_lag_p99_ms      how late requests were asked
+    generator_loop_p99_ms     how late the load generator's event loop was
     cpu_share                 of one core, by process, under the overload
     cpu_wait_share            of the time, by process, for how much of it threads waited for a core: the machine's share
     growth_bytes              of each process, from a quarter of the overload to its end
@@ -163,6 +165,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         page = await scrape(int(stack.metrics_address("gateway").rpartition(":")[2]))
         is_idle = not (load.num_requests or sum(each.owned_blocks for each in load.executors))
     refused, probe = sorted(seen["refused_after"]) or [0.0], sorted(probed["refused_after"]) or [0.0]
+    heard = sorted(after - own for after, own in zip(seen["refused_after"], seen["own_shares"], strict=True)) or [0.0]
     num_refused = len(seen["refused_after"]) + len(probed["refused_after"])
     ended_at = [*seen["ended_at"], *probed["ended_at"]]
     failures = [*seen["failures"], *probed["failures"]]
@@ -181,9 +184,12 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "refused_p50_ms": round(1000 * statistics.median(refused), 1),
         "refused_p99_ms": round(1000 * _percentile(refused, 0.99), 1),
         "refused_max_ms": round(1000 * refused[-1], 1),
+        "heard_p50_ms": round(1000 * statistics.median(heard), 1),
+        "heard_p99_ms": round(1000 * _percentile(heard, 0.99), 1),
         "probe_p50_ms": round(1000 * statistics.median(probe), 1),
         "probe_p99_ms": round(1000 * _percentile(probe, 0.99), 1),
         "generator_lag_p99_ms": round(1000 * _percentile(sorted(seen["lags"]), 0.99), 1),
+        "generator_loop_p99_ms": round(1000 * _percentile(sorted(seen["loop_lags"]), 0.99), 1),
         "cpu_share": {name: round(share, 3) for name, share in cpu.items()},
         "cpu_wait_share": {name: round(share, 3) for name, share in cpu_wait.items()},
         "growth_bytes": watched.growth,

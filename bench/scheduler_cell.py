@@ -26,6 +26,8 @@ from scheduler_svc.policies.registry import load_policy
 
 STAGES = ("parse result", "apply", "build", "publish", "serialize", "log, metrics, loop")
 GATEWAYS = ("a" * 32, "b" * 32)
+HOPS = ("step batches", "step results", "step outputs")
+"""What goes to an executor, what comes from it, and what goes to gateways."""
 BLOCK_SIZE = 16
 VOCAB_SIZE = 50_000
 DEPTH = 2
@@ -108,7 +110,10 @@ class MadeUpExecutor:
 
     def run(self, data: bytes) -> bytes:
         """Return the answer to a step, both as bytes."""
-        batch = executor_pb2.ExecuteRequest.FromString(data).step_batch
+        return self.answer(executor_pb2.ExecuteRequest.FromString(data).step_batch).SerializeToString()
+
+    def answer(self, batch: executor_pb2.StepBatch) -> executor_pb2.ExecuteResponse:
+        """Return the answer to a step."""
         for handle in batch.released_handles:
             self._num_tokens.pop(handle, None)
         for new in batch.new_sequences:
@@ -133,7 +138,7 @@ class MadeUpExecutor:
         )
         for stage in ("queue", "prepare", "forward", "sample"):
             getattr(result.timings, stage).FromMilliseconds(1)
-        return executor_pb2.ExecuteResponse(step_result=result).SerializeToString()
+        return executor_pb2.ExecuteResponse(step_result=result)
 
 
 @dataclass
@@ -146,19 +151,30 @@ class Step:
 
 
 class Cell:
-    """A scheduler's insides with a made-up executor; `step` goes once round."""
+    """A scheduler's insides with a made-up executor; `step` goes once round. Messages are counted, by hop."""
 
-    def __init__(self, loop: EngineLoop, engine: _TimedEngine, outputs: _TimedOutputs, spec: ExecutorSpec) -> None:
+    def __init__(
+        self,
+        loop: EngineLoop,
+        engine: _TimedEngine,
+        outputs: _TimedOutputs,
+        spec: ExecutorSpec,
+        gateways: Sequence[str] = GATEWAYS,
+    ) -> None:
         self.engine = engine
         self.executor = MadeUpExecutor()
-        self._loop = loop
+        self.loop = self._loop = loop
+        self.spec = spec
         self._outputs = outputs
         self._link = _Link()
         self._counters = itertools.count(1)
-        self._streams = [outputs.open(gateway) for gateway in GATEWAYS]
+        self._gateways = gateways
+        self._streams = [outputs.open(gateway) for gateway in gateways]
         self._session = loop.join(spec, self._link)
         self._answers: deque[bytes] = deque()
         self._watch = Stopwatch()
+        self.num_messages = dict.fromkeys(HOPS, 0)
+        self.num_bytes = dict.fromkeys(HOPS, 0)
 
     def submit(self, prompt: Sequence[int], max_tokens: int, *, deadline: float | None = None) -> None:
         """Take in a request as it comes from a gateway, from the bytes of its Submit to those of its Accepted."""
@@ -178,7 +194,9 @@ class Cell:
         data = scheduler_pb2.AttachRequest(submit=submit).SerializeToString()
         before = self._watch.enter("submit")
         frame = scheduler_pb2.AttachRequest.FromString(data)
-        num_cached_tokens = self._loop.submit(request_record(GATEWAYS[counter % len(GATEWAYS)], frame.submit))
+        num_cached_tokens = self._loop.submit(
+            request_record(self._gateways[counter % len(self._gateways)], frame.submit)
+        )
         accepted_frame(counter, num_cached_tokens).SerializeToString()
         self._watch.enter(before)
 
@@ -194,6 +212,7 @@ class Cell:
         if not self._answers:
             raise SystemExit("the scheduler has nothing to do")
         data, watch = self._answers.popleft(), Stopwatch()
+        self._count("step results", data)
         self.engine.watch = self._outputs.watch = self._watch = watch
         watch.enter("parse result")
         frame = executor_pb2.ExecuteResponse.FromString(data)
@@ -216,22 +235,34 @@ class Cell:
             self._watch.enter("publish")
             while (frame := stream.next_frame()) is not None:
                 self._watch.enter("serialize")
-                frame.SerializeToString()
+                data = frame.SerializeToString()
+                self._watch.enter(None)
+                self._count("step outputs", data)
                 self._watch.enter("publish")
             stream.acknowledge(stream.next_sequence - 1)
+
+    def _count(self, hop: str, data: bytes) -> None:
+        self.num_messages[hop] += 1
+        self.num_bytes[hop] += len(data)
 
     def _send(self) -> None:
         while self._link.batches:
             before = self._watch.enter("serialize")
             data = step_batch_frame(self._link.batches.popleft(), 1).SerializeToString()
             self._watch.enter(None)
+            self._count("step batches", data)
             self._answers.append(self.executor.run(data))
             self._watch.enter(before)
 
 
 @contextlib.asynccontextmanager
 async def open_cell(
-    max_num_seqs: int, *, num_blocks: int, budget: int | None = None, policy: str = "fcfs"
+    max_num_seqs: int,
+    *,
+    num_blocks: int,
+    budget: int | None = None,
+    policy: str = "fcfs",
+    gateways: Sequence[str] = GATEWAYS,
 ) -> AsyncIterator[Cell]:
     """Make a cell of one executor. budget: tokens of a step, by default enough for two prompts beside the decodes."""
     registry = CollectorRegistry()
@@ -254,7 +285,7 @@ async def open_cell(
     )
     running = asyncio.create_task(loop.run())
     try:
-        yield Cell(loop, engine, outputs, spec)
+        yield Cell(loop, engine, outputs, spec, gateways)
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -54,7 +55,7 @@ def main() -> int:
     from executor_svc.follower import run_follower
     from executor_svc.models import ModelLoadError
     from executor_svc.ranks_plan import RanksPlan
-    from executor_svc.server import serve
+    from executor_svc.server import EXIT_HUNG, serve
 
     if not rank:
         stages.done("imports")
@@ -62,7 +63,12 @@ def main() -> int:
     try:
         if place is not None and rank:
             return run_follower(settings, place)
-        return run(serve(settings, stages, None if place is None else RanksPlan(place, started)))
+        code = run(serve(settings, stages, None if place is None else RanksPlan(place, started)))
+        if code == EXIT_HUNG:
+            # Python would wait for the device thread.
+            logging.shutdown()
+            os._exit(code)
+        return code
     except (ModelError, ModelLoadError, PortTakenError, SettingsError) as error:
         stop_with("executor", error)
 

@@ -163,6 +163,9 @@ class StageTimings:
     sample: float = 0.0
     idle: float | None = None
     """From the end of the step before to the start of this one; None where no sequence of this one was there then."""
+    ahead: float | None = None
+    """Building its inputs while the step before it computed, on another thread: no part of its own time. None where
+    they were built in their turn, which is a part of `prepare`."""
 
 
 class StepFailureReason(Enum):

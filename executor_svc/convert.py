@@ -202,6 +202,7 @@ def _timings(timings: StageTimings) -> pb.StageTimings:
         forward=_duration(timings.forward),
         sample=_duration(timings.sample),
         idle=None if timings.idle is None else _duration(timings.idle),
+        ahead=None if timings.ahead is None else _duration(timings.ahead),
     )
 
 

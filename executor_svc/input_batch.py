@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from executor_svc.attention import AttentionMetadata
 from executor_svc.batch import Limits, RowStatus, StepBatch
 from executor_svc.kv_cache import NULL_BLOCK
 from executor_svc.record_check import problem_with
+from executor_svc.row_layout import RowLayout, lay_out
 from executor_svc.sequence_state import ENDED, UNKNOWN, SequenceTable
 
 logger = logging.getLogger(__name__)
@@ -35,15 +37,23 @@ class InputBatch:
     """int64 [R]: index in the batch."""
     slots: Ints
     """int64 [R]."""
-    num_scheduled_tokens: Ints
-    """int64 [R]."""
-    sampling: Ints
-    """int64 [N]: which of the R reach the last known token of their sequence, and so sample."""
-    last_tokens: Tensor
-    """int64 [N]: where among the T tokens the last one of each sampling row is."""
+    layout: RowLayout
     token_ids: Tensor
     """int64 [T]."""
-    metadata: AttentionMetadata
+    plan: Any = None
+    """What the model has worked out for these rows already, see PlannedModel; None: nothing."""
+    ahead: float | None = None
+    """Seconds that it took to build them while the step before was computing; None: they were built in their turn."""
+
+    @property
+    def sampling(self) -> Ints:
+        """int64 [N]: which of the R sample."""
+        return self.layout.sampling
+
+    @property
+    def metadata(self) -> AttentionMetadata:
+        """What attention must know of them."""
+        return self.layout.metadata
 
 
 class InputBatchBuilder:
@@ -93,48 +103,23 @@ class InputBatchBuilder:
 
     def _lay_out(self, statuses: list[RowStatus], rows: Ints, slots: Ints, scheduled: Ints) -> InputBatch:
         table, block_size = self._table, self._limits.block_size
-        query_start, context_lens, token_slots, positions, slot_mapping = token_places(
-            table, block_size, slots, scheduled
+        computed = table.num_computed_tokens[slots]
+        width = -(-int((computed + scheduled).max(initial=1)) // block_size)
+        layout = lay_out(
+            scheduled, computed, table.num_tokens[slots], table.block_tables[slots, :width], block_size=block_size
         )
-        longest = int(context_lens.max(initial=1))
-        sampling = np.flatnonzero(context_lens == table.num_tokens[slots])
         return InputBatch(
             statuses=statuses,
             rows=rows,
             slots=slots,
-            num_scheduled_tokens=scheduled,
-            sampling=sampling,
-            last_tokens=torch.from_numpy(query_start[1:][sampling].astype(np.int64) - 1),
-            token_ids=torch.from_numpy(table.tokens[token_slots, positions].astype(np.int64)),
-            metadata=AttentionMetadata(
-                positions=torch.from_numpy(positions),
-                slot_mapping=torch.from_numpy(slot_mapping),
-                query_start=torch.from_numpy(query_start),
-                context_lens=torch.from_numpy(context_lens.astype(np.int32)),
-                block_tables=torch.from_numpy(table.block_tables[slots, : -(-longest // block_size)]),
-                query_lens=tuple(scheduled.tolist()),
-                context_lens_host=tuple(context_lens.tolist()),
-            ),
+            layout=layout,
+            token_ids=known_tokens(table, slots, layout),
         )
 
 
-def token_places(
-    table: SequenceTable, block_size: int, slots: Ints, scheduled: Ints
-) -> tuple[npt.NDArray[np.int32], Ints, Ints, Ints, Ints]:
-    """Lay out the next `scheduled` tokens of the stays in R slots, T in all, before they count as computed.
-
-    Return where each row's begin, int32 [R + 1]; the rows' contexts, int64 [R]; and of each token its stay's slot, its
-    position and the KV slot that it is written to, int64 [T] each.
-    """
-    query_start = np.zeros(len(slots) + 1, dtype=np.int32)
-    np.cumsum(scheduled, out=query_start[1:])
-    computed = table.num_computed_tokens[slots]
-    row_of = np.repeat(np.arange(len(slots)), scheduled)
-    positions = np.arange(query_start[-1]) + (computed - query_start[:-1])[row_of]
-    token_slots = slots[row_of]
-    block_ids = table.block_tables[token_slots, positions // block_size].astype(np.int64)
-    slot_mapping = block_ids * block_size + positions % block_size
-    return query_start, computed + scheduled, token_slots, positions, slot_mapping
+def known_tokens(table: SequenceTable, slots: Ints, layout: RowLayout) -> Tensor:
+    """Return the ids of a step's T tokens, int64 [T], of which all are known by now. slots is [R]."""
+    return torch.from_numpy(table.tokens[slots[layout.row_of], layout.positions].astype(np.int64))
 
 
 class _RowChecks:

@@ -18,6 +18,7 @@ from executor_svc.device.cuda import open_accelerator
 from executor_svc.graph.custom import CustomOpError, bind_ops, load_ops
 from executor_svc.graph.optimize import PASSES, choose_passes
 from executor_svc.graph.passes.base import Pass
+from executor_svc.inputs_ahead import InputsAhead
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.native.build import KernelBuildError
 from executor_svc.kernels.profiled import OpTimes, profiled
@@ -142,6 +143,7 @@ class Load:
         self.holdings: Holdings | None = None
         """What has been loaded; None before that."""
         self._pages: KvPages | None = None
+        self._ahead: InputsAhead | None = None
 
     def stop(self) -> None:
         """End what goes on beside the device thread. Idempotent."""
@@ -152,6 +154,8 @@ class Load:
             if self._ranks_plan is not None and self._ranks_plan.started is not None:
                 self._ranks_plan.started.wait()
             self._ranks.watch.close()
+        if self._ahead is not None:
+            self._ahead.stop()
 
     def __call__(self) -> ModelRunner | PipelinedRunner:
         """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
@@ -265,8 +269,12 @@ class Load:
         if self._ranks is not None:
             assert isinstance(model, CausalLM)  # the loader: only these are divided
             leading = LeadingModel(model, self._ranks)
-        runner = ModelRunner(leading, kv_cache, Sampler(self.kernels), limits, pages)
+        sampler, builds_ahead = Sampler(self.kernels), self._settings.build_ahead
+        runner = ModelRunner(leading, kv_cache, sampler, limits, pages, builds_ahead=builds_ahead)
         runner.warm_up()
+        if runner.ahead is not None:
+            runner.ahead.start()
+        self._ahead = runner.ahead
         pages.start()
         self._pages = pages
         return runner

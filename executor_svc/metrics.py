@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from executor_svc.batch import RowStatus, StepBatch, StepFailureReason, StepResult
 from octavo.rpc.metrics import TOKEN_SECONDS, DistributionFamily
 
-STAGES = ("queue", "prepare", "forward", "sample")
+STAGES = ("queue", "prepare", "forward", "sample", "ahead")
 OUTCOMES = ("ok", *(reason.name.lower() for reason in StepFailureReason))
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 GAP_SECONDS = (
@@ -46,7 +46,8 @@ class ExecutorMetrics:
         )
         seconds = DistributionFamily(
             "octavo_executor_step_seconds",
-            "Where a step's time went: queue (arrival to start, behind the step before it), prepare, forward, sample.",
+            "Where a step's time went: queue (arrival to start, behind the step before it), prepare, forward, sample; "
+            "and ahead (inputs built while the step before computed).",
             TOKEN_SECONDS,
             label="stage",
             values=STAGES,
@@ -62,7 +63,7 @@ class ExecutorMetrics:
         # Every series is on the page from the start, and none is looked up in a step.
         self._steps = {outcome: steps.labels(outcome) for outcome in OUTCOMES}
         self._rows = {status: rows.labels(status.name.lower()) for status in RowStatus}
-        self._queue, self._prepare, self._forward, self._sample = map(seconds.member, STAGES)
+        self._queue, self._prepare, self._forward, self._sample, self._ahead = map(seconds.member, STAGES)
         self._gap, self._step_rows = gap.member(), step_rows.member()
 
     def step_answered(self, batch: StepBatch, result: StepResult) -> None:
@@ -79,6 +80,8 @@ class ExecutorMetrics:
         self._prepare.observe(timings.prepare)
         self._forward.observe(timings.forward)
         self._sample.observe(timings.sample)
+        if timings.ahead is not None:
+            self._ahead.observe(timings.ahead)
         if timings.idle is not None:
             self._gap.observe(timings.idle)
         # Mostly all rows are well; to look at each would cost more than all the rest of this.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +30,9 @@ from executor_svc.batch import (
     StoppingParams,
     TokenLogprobs,
 )
+from executor_svc.foresight import Foresight
 from executor_svc.input_batch import InputBatch, InputBatchBuilder
+from executor_svc.inputs_ahead import InputsAhead
 from executor_svc.kv_cache import KVCache
 from executor_svc.kv_pages import KvPages
 from executor_svc.prompt_scorer import PromptScorer
@@ -60,6 +64,17 @@ class CausalLM(Protocol):
         """
 
 
+@runtime_checkable
+class PlannedModel(CausalLM, Protocol):
+    """A model that can work out a part of its forward pass before token ids are known, on any thread."""
+
+    def plan(self, metadata: AttentionMetadata, block_size: int) -> Any:
+        """Give what `forward_planned` takes. Nothing is changed, and a plan that is never used costs nothing."""
+
+    def forward_planned(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache, plan: Any) -> Tensor:
+        """Do what `forward` does, by a plan for the same metadata."""
+
+
 @dataclass(frozen=True)
 class Outlook:
     """What a model says of the tokens that come next, for N sampling rows: logits, or the likeliest tokens alone."""
@@ -83,10 +98,20 @@ class ModelRunner:
     """Runs steps over one model's weights and KV memory. Owned by the device thread: every method is called there."""
 
     def __init__(
-        self, model: CausalLM, kv_cache: KVCache, sampler: Sampler, limits: Limits, pages: KvPages | None = None
+        self,
+        model: CausalLM,
+        kv_cache: KVCache,
+        sampler: Sampler,
+        limits: Limits,
+        pages: KvPages | None = None,
+        *,
+        builds_ahead: bool = False,
     ) -> None:
-        """`pages`: is told of each step."""
+        """`pages`: is told of each step. builds_ahead: whether inputs are built while the step before computes; then
+        `ahead` is there, to be started.
+        """
         self._model = model
+        self._planned = model if isinstance(model, PlannedModel) else None
         self._pages = pages
         self._kv_cache = kv_cache
         self._sampler = sampler
@@ -95,6 +120,10 @@ class ModelRunner:
         self._prompt_scorer = PromptScorer(
             model.compute_logits, sampler.gather_logprobs, sampler.finite_rows, self._table
         )
+        plan = None if self._planned is None else partial(self._planned.plan, block_size=limits.block_size)
+        self._foresight = Foresight(self._table, limits, plan)
+        self.ahead = InputsAhead(self._foresight.foresee) if builds_ahead else None
+        """What builds inputs ahead; None: each step's are built in their turn."""
         self._limits = limits
 
     @property
@@ -119,8 +148,15 @@ class ModelRunner:
         """Forget every sequence: a session begins. KV memory keeps its bytes; nobody reads what nobody owns."""
         self._table.clear()
 
+    def announce(self, batch: StepBatch) -> None:
+        """Hear of a step that will be run or refused in its turn; on the event loop."""
+        if self.ahead is not None:
+            self.ahead.announce(batch)
+
     def refuse(self, batch: StepBatch) -> StepResult:
         """Answer a step in flight behind a failed one: released handles take effect, the stays of its rows are lost."""
+        if self.ahead is not None:
+            self.ahead.take(batch)
         return refusal_of(batch, self._table)
 
     def run(self, batch: StepBatch) -> StepResult:
@@ -144,19 +180,23 @@ class ModelRunner:
 
     def _run(self, batch: StepBatch) -> StepResult:
         started = perf_counter()
-        inputs = self._builder.build(batch)
+        inputs = self._inputs(batch)
         prepared = forwarded = perf_counter()
         sampled: dict[int, int] = {}
         logprobs: dict[int, TokenLogprobs] = {}
         prompt_logprobs: dict[int, PromptLogprobs] = {}
         if len(inputs.rows):
-            hidden, outlook, sound = self._forward(inputs)
-            prompt_logprobs = self._prompt_scorer.score(inputs, hidden, sound)
+            with nullcontext() if self.ahead is None else self.ahead.computing(inputs):
+                hidden, outlook, sound = self._forward(inputs)
+                prompt_logprobs = self._prompt_scorer.score(inputs, hidden, sound)
             forwarded = perf_counter()
             self._settle(batch, inputs, sound)
             sampled, logprobs = self._sample(inputs, outlook, sound)
         timings = StageTimings(
-            prepare=prepared - started, forward=forwarded - prepared, sample=perf_counter() - forwarded
+            prepare=prepared - started,
+            forward=forwarded - prepared,
+            sample=perf_counter() - forwarded,
+            ahead=inputs.ahead,
         )
         return StepResult(
             batch.session,
@@ -169,18 +209,28 @@ class ModelRunner:
             timings=timings,
         )
 
+    def _inputs(self, batch: StepBatch) -> InputBatch:
+        """Apply the step's delta and return its inputs: those built ahead, where all has come as it was foreseen."""
+        foreseen = None if self.ahead is None else self.ahead.take(batch)
+        inputs = None if foreseen is None else self._foresight.adopt(foreseen)
+        return self._builder.build(batch) if inputs is None else inputs
+
     def _forward(self, inputs: InputBatch) -> tuple[Tensor, Outlook | None, Bools]:
         """Return the hidden states of the T tokens, what they say of the sampling rows, None where there are none, and
         which of the R rows are finite.
         """
-        hidden = self._model.forward(inputs.token_ids, inputs.metadata, self._kv_cache)
+        token_ids, metadata, kv_cache = inputs.token_ids, inputs.metadata, self._kv_cache
+        if inputs.plan is None or self._planned is None:
+            hidden = self._model.forward(token_ids, metadata, kv_cache)
+        else:
+            hidden = self._planned.forward_planned(token_ids, metadata, kv_cache, inputs.plan)
         sound = self._sampler.finite_rows(hidden).numpy()
         if len(sound) != len(inputs.rows):
             # A row is sound if all its tokens are; each has at least one.
             sound = np.logical_and.reduceat(sound, inputs.metadata.query_start[:-1].numpy())
         if len(inputs.sampling) == 0:
             return hidden, None, sound
-        outlook, finite = self._look_ahead(hidden[inputs.last_tokens], inputs.slots[inputs.sampling])
+        outlook, finite = self._look_ahead(hidden[inputs.layout.last_tokens], inputs.slots[inputs.sampling])
         sound[inputs.sampling] &= finite
         return hidden, outlook, sound
 
@@ -196,7 +246,7 @@ class ModelRunner:
 
     def _settle(self, batch: StepBatch, inputs: InputBatch, sound: Bools) -> None:
         """Count the computed tokens of the sound rows; end the stays of the others."""
-        self._table.num_computed_tokens[inputs.slots[sound]] += inputs.num_scheduled_tokens[sound]
+        self._table.num_computed_tokens[inputs.slots[sound]] += inputs.layout.num_scheduled_tokens[sound]
         for row in inputs.rows[~sound].tolist():
             inputs.statuses[row] = RowStatus.NAN
             fields = {"handle": batch.handles[row], "step": batch.step}

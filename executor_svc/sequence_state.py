@@ -72,10 +72,11 @@ class SequenceTable:
             found = [ENDED if handle in ended else slot for handle, slot in zip(handles, found, strict=True)]
         return np.array(found, dtype=np.int64)
 
-    def add(self, sequence: NewSequence) -> None:
+    def add(self, sequence: NewSequence, token_ids: npt.NDArray[np.int64] | None = None) -> None:
         """Begin a stay without blocks, nothing computed but what is cached.
 
-        Its record is sound and its handle new (see input_batch).
+        Its record is sound and its handle new (see input_batch). `token_ids`: the record's, where they are an array
+        already.
         """
         if not self._free:
             self._grow()
@@ -86,7 +87,7 @@ class SequenceTable:
         self._handles[slot] = sequence.handle
         self._stop_token_ids[slot] = frozenset(stopping.stop_token_ids)
         self._end_at[slot] = min(sequence.num_prompt_tokens + stopping.max_tokens, self._limits.max_model_len)
-        self.tokens[slot, :num_tokens] = sequence.token_ids
+        self.tokens[slot, :num_tokens] = sequence.token_ids if token_ids is None else token_ids
         self.num_tokens[slot] = num_tokens
         self.num_computed_tokens[slot] = sequence.num_cached_tokens
         self.sampler.add(slot, sequence)

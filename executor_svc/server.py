@@ -40,6 +40,8 @@ RETRY_DELAY = 1.0
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+EXIT_HUNG = 4
+"""The device thread has not ended: it hangs, and the process has to be left without waiting for it."""
 
 
 class ExecutorServer:
@@ -121,17 +123,20 @@ class ExecutorServer:
         assert self._servicer is not None  # start
         stopped = asyncio.ensure_future(stop)
         drained = asyncio.ensure_future(self._servicer.drained.wait())
+        code, has_ended = EXIT_OK, False
         try:
             await asyncio.wait((stopped, drained, self._watch), return_when=asyncio.FIRST_COMPLETED)
-            return self._watch.result() if self._watch.done() else EXIT_OK
+            if self._watch.done():
+                code = self._watch.result()
         finally:
             stopped.cancel()
             drained.cancel()
-            await self.stop()
+            has_ended = await self.stop()
+        return code if has_ended else EXIT_HUNG
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         """Stop: NOT_SERVING first, then streams end with UNAVAILABLE, the device thread goes last, and then the page
-        that shows all of it.
+        that shows all of it. Returns whether the thread has ended: a device that hangs is not waited for.
         """
         assert self._servicer is not None  # start
         await self._rpc.health.drain()
@@ -140,10 +145,29 @@ class ExecutorServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._servicer.end_streams(_unavailable("STOPPING", "the executor is stopping"))
         await self._rpc.stop(STOP_GRACE)
-        await self._worker.stop()
+        has_ended = await self._stop_worker()
         self._load.stop()
-        await self._watch
+        if has_ended:
+            await self._watch
+        else:
+            self._watch.cancel()
         await self._metrics_server.stop()
+        return has_ended
+
+    async def _stop_worker(self) -> bool:
+        """End the device thread, for as long as the device moves; return whether it has ended."""
+        watch = StallWatch(lambda: True, lambda: self._ticks.count, self._settings.stall_timeout)
+        stopping = asyncio.create_task(self._worker.stop())
+        while not stopping.done():
+            watch.look(asyncio.get_running_loop().time())
+            if watch.is_stalled:
+                stopping.cancel()
+                fields = {"seconds": round(watch.stuck_for, 1), **self._state()}
+                logger.error("the device thread hangs and is not waited for", extra={"fields": fields})
+                return False
+            await asyncio.wait({stopping}, timeout=watch.interval)
+        await stopping
+        return True
 
     async def _set_health(self, is_serving: bool) -> None:
         for name in ("", SERVICE_NAME):

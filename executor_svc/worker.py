@@ -38,7 +38,12 @@ class SessionRunner(Protocol):
 
 @runtime_checkable
 class StepRunner(SessionRunner, Protocol):
-    """Runs a step to its end before the next one is looked at."""
+    """Runs a step to its end before the next one begins."""
+
+    def announce(self, batch: StepBatch) -> None:
+        """Hear of a step that will be run or refused in its turn, unless its session ends. Alone of all this it is
+        called on the event loop, also while a step runs.
+        """
 
     def run(self, batch: StepBatch) -> StepResult:
         """Run a step. Errors of the step are part of the result; what it raises ends the thread."""
@@ -68,15 +73,25 @@ class Session:
     unheard.
     """
 
-    def __init__(self, number: int, queue: SimpleQueue[_Item], deliver: Callable[[SessionEvent], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        queue: SimpleQueue[_Item],
+        deliver: Callable[[SessionEvent], None],
+        announce: Callable[[StepBatch], None] | None = None,
+    ) -> None:
+        """`announce`: takes each step before it is queued."""
         self.number = number
         self.closed = False
         self._queue = queue
+        self._announce = announce
         self._deliver = deliver
         self._failures_told = 0
 
     def submit(self, batch: StepBatch) -> None:
         """Queue a step."""
+        if self._announce is not None:
+            self._announce(batch)
         self._queue.put(_Step(self, batch, self._failures_told, perf_counter()))
 
     def answering(self, result: StepResult) -> None:
@@ -185,7 +200,9 @@ class Worker:
 
     def open(self, number: int, deliver: Callable[[SessionEvent], None]) -> Session:
         """Open a session behind all work queued so far; SessionReady is its first event. The one before is closed."""
-        session = Session(number, self._queue, deliver)
+        runner = self._runner
+        announce = runner.announce if isinstance(runner, StepRunner) else None
+        session = Session(number, self._queue, deliver, announce)
         self._queue.put(_Begin(session))
         return session
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -78,13 +79,31 @@ class Cell:
     def set_full_queues(self, queues: Mapping[str, FullQueue]) -> None:
         """Replace the queues where whoever comes now has to wait, by model name."""
         self._full_queues = queues
+        self._unanswered.report()
+
+    @contextmanager
+    def coming(self, model: str, num_choices: int) -> Iterator[None]:
+        """Keep the places of a request that has found room, within the body, which makes it ready to be submitted.
+
+        Others who come meanwhile are refused at once, not once their prompts are tokens too.
+        """
+        unanswered, key = self._unanswered, object()
+        unanswered.add(key, model, num_choices, num_choices)
+        try:
+            yield
+        finally:
+            unanswered.remove(key)
 
     def note_submitted(self, counter: int, model: str, num_choices: int, num_tokens: int) -> None:
         """Note that the scheduler is being asked to take a request of so many choices, each of so many tokens."""
         self._unanswered.add(counter, model, num_choices, num_choices * num_tokens)
 
-    def note_answered(self, counter: int) -> None:
-        """Note that the scheduler has answered a request: what it tells of its queues counts that one from now on."""
+    def note_accepted(self, counter: int) -> None:
+        """Note that the scheduler has taken a request: what it tells of its queues next counts that one."""
+        self._unanswered.accept(counter)
+
+    def note_rejected(self, counter: int) -> None:
+        """Note that the scheduler has refused a request."""
         self._unanswered.remove(counter)
 
     def check_room(self, model: str, num_choices: int, num_tokens: int) -> None:

@@ -61,7 +61,7 @@ class Generation:
         while not self._has_finished:
             if request.error is not None:
                 raise request.error
-            if events := self._take_events():
+            if self._has_news() and (events := self._take_events()):
                 return events
             await request.changed.wait()
             request.changed.clear()
@@ -76,6 +76,11 @@ class Generation:
         while batch := await self.next_events():
             events += batch
         return events
+
+    def _has_news(self) -> bool:
+        """Whether there may be events. Who waits is asked behind each of them, and then mostly there are none."""
+        request = self._request
+        return bool(request.news) or request.is_complete or not self._has_started or not self._prompt.is_done
 
     def _take_events(self) -> list[Event]:
         request = self._request

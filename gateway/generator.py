@@ -42,6 +42,7 @@ from gateway.resume_tokens import ResumeTokens
 from gateway.scoring import STOPPING, sampling_of, score_of
 from gateway.served_models import ServedModel, ServedModels
 from gateway.time_limits import DEADLINE, FIRST_TOKEN_TARGET, QUEUE_TTL, TimeLimits, deadline_exceeded
+from gateway.validation import count_choices
 from octavo.rpc.errors import ServiceError
 from octavo.rpc.telemetry import bind_request
 
@@ -141,7 +142,8 @@ class Generator:
                     model = self._models.resolve(request.model)
                 else:
                     model = self._models.resolve(command.model)
-                    accepted = await self._acceptance.accept(command, model, streaming=streaming)
+                    with self._cell.coming(model.name, count_choices(command)):
+                        accepted = await self._acceptance.accept(command, model, streaming=streaming)
                     self._cell.check_room(model.name, accepted.num_choices, len(accepted.prompt_token_ids))
                     request = self._add(
                         call,
@@ -186,8 +188,11 @@ class Generator:
             with self._refusals_counted(deadline):
                 self.check_open()
                 model = self._models.resolve(command.model)
-                accepted = await self._acceptance.accept_score(command, model)
-            before, continuations = accepted.prompt_token_ids, accepted.continuations
+                with self._cell.coming(model.name, len(command.continuations)):
+                    accepted = await self._acceptance.accept_score(command, model)
+                before, continuations = accepted.prompt_token_ids, accepted.continuations
+                num_tokens = len(before) + min(map(len, continuations))
+                self._cell.check_room(model.name, len(continuations), num_tokens)
             with ExitStack() as submitted:
                 requests: list[LiveRequest] = []
                 for continuation in continuations:

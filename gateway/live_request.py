@@ -54,6 +54,8 @@ class ChoiceRecord:
         self.is_stopped_here = False
         """A stop string in its text has ended it: what the scheduler sends behind that does not count."""
         self.last_token_at: float | None = None
+        self.num_untold = 0
+        """Tokens since its reader was last told that there are any."""
 
     def apply(
         self, first_token_index: int, token_ids: Sequence[int], logprobs: LogprobColumns | None, end: ChoiceEnd | None
@@ -118,7 +120,11 @@ class LiveRequest:
         output: OutputParams = ALL_SHOWN,
         resume_grace: float | None = None,
         first_id: tuple[str, int] | None = None,
+        stream_interval: int = 1,
     ) -> None:
+        """`stream_interval`: of a choice, its first token is told at once, and then so many together, or what there is
+        at its end.
+        """
         self.counter = counter
         self.id = format_request_id(incarnation, counter)
         self.output = output
@@ -168,6 +174,9 @@ class LiveRequest:
         """Choices with something that their one reader has not read; it takes them out."""
         self._num_unfinished = num_choices
         self._is_end_awaited = False
+        self._stream_interval = stream_interval
+        # Nothing is asked for beside tokens.
+        self._is_plain = stopping.max_tokens > 0 and sampling.top_logprobs is None and self.prompt_logprobs is None
         self._metrics = metrics
 
     @property
@@ -246,9 +255,33 @@ class LiveRequest:
         if record.end is not None:
             self._num_unfinished -= 1
             self.is_released = self.is_complete
-        if len(record.token_ids) > num_known:
-            self._note_arrival(record, len(record.token_ids) - num_known, now)
+        num_new = len(record.token_ids) - num_known
+        if num_new:
+            self._note_arrival(record, num_new, now)
         self.confirmed = True
+        record.num_untold += num_new
+        if record.end is not None or not num_known or record.num_untold >= self._stream_interval:
+            self._tell(choice, record)
+
+    def append(self, choice: int, index: int, token_id: int, now: float) -> bool:
+        """Apply one token, as `apply` would, where it is the next one of a choice that has some, and nothing is asked
+        for beside tokens, as is mostly so; else change nothing and return False.
+        """
+        if not index or not self._is_plain or choice >= len(self.choices):
+            return False
+        record = self.choices[choice]
+        if index != len(record.token_ids) or record.end is not None or self.error is not None:
+            return False
+        record.token_ids.append(token_id)
+        self._note_arrival(record, 1, now)
+        record.num_untold += 1
+        if record.num_untold >= self._stream_interval:
+            self._tell(choice, record)
+        return True
+
+    def _tell(self, choice: int, record: ChoiceRecord) -> None:
+        """Tell the reader that a choice has something that it has not read."""
+        record.num_untold = 0
         self.news.add(choice)
         # A task that is woken for each token and finds nothing to do costs as much as the token itself.
         if self.is_complete or not self._is_end_awaited:

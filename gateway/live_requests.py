@@ -40,8 +40,14 @@ class LiveRequests:
     A counter is never used twice. Frames about requests that are not here change nothing: they crossed a cancel.
     """
 
-    def __init__(self, incarnation: str, clock: Callable[[], float], metrics: GatewayMetrics) -> None:
-        """`incarnation`: this process, lower-case hex. `clock`: seconds, the event loop's."""
+    def __init__(
+        self, incarnation: str, clock: Callable[[], float], metrics: GatewayMetrics, *, stream_interval: int = 1
+    ) -> None:
+        """`incarnation`: this process, lower-case hex. `clock`: seconds, the event loop's.
+
+        `stream_interval`: tokens of a choice that are told together, see LiveRequest.
+        """
+        self._stream_interval = stream_interval
         self.incarnation = incarnation
         self._clock = clock
         self._metrics = metrics
@@ -135,6 +141,7 @@ class LiveRequests:
             output=output,
             resume_grace=resume_grace,
             first_id=first_id,
+            stream_interval=self._stream_interval,
         )
         self._requests[request.counter] = request
         self._empty.clear()
@@ -197,6 +204,17 @@ class LiveRequests:
             request.apply(choice, first_token_index, token_ids, logprobs, end, self._clock())
         except RecordError as fault:
             self._fail_internally(request, f"choice {choice}: {fault}", released=False)
+
+    def apply_tokens(
+        self, counters: Sequence[int], choices: Sequence[int], indexes: Sequence[int], token_ids: Sequence[int]
+    ) -> None:
+        """Apply one token each of choices that got nothing else, as columns. Faults are dealt with as in `apply`."""
+        now = self._clock()
+        requests = self._requests
+        for counter, choice, index, token_id in zip(counters, choices, indexes, token_ids, strict=True):
+            request = requests.get(counter)
+            if request is not None and not request.append(choice, index, token_id, now):
+                self.apply(counter, choice, index, (token_id,), None, None)
 
     def apply_prompt_logprobs(self, counter: int, first_token_index: int, columns: LogprobColumns) -> None:
         """Apply logprobs of a request's prompt. A fault is dealt with as in `apply`."""

@@ -276,8 +276,7 @@ class SchedulerClient:
                 columns = (step.requests, step.choices, step.token_indexes, step.token_ids)
                 if len(set(map(len, columns))) > 1:
                     raise DetachedError("the scheduler sent columns of different lengths")
-                for request, choice, index, token_id in zip(*columns, strict=True):
-                    self._live.apply(request, choice, index, (token_id,), None, None)
+                self._live.apply_tokens(*columns)
                 outbox.acknowledge(frame.step_outputs.sequence)
             case "finished":
                 outbox.check_next(frame.finished.sequence)
@@ -287,10 +286,10 @@ class SchedulerClient:
                     self._live.finish(frame.finished.request)
                 outbox.acknowledge(frame.finished.sequence, at_once=True)
             case "accepted":
-                self._cell.note_answered(frame.accepted.request)
+                self._cell.note_accepted(frame.accepted.request)
                 self._live.confirm(frame.accepted.request, frame.accepted.num_cached_tokens)
             case "rejected":
-                self._cell.note_answered(frame.rejected.request)
+                self._cell.note_rejected(frame.rejected.request)
                 self._live.fail(frame.rejected.request, error_from(frame.rejected.error))
             case "model_pools":
                 self._cell.set_pools(pools_from(frame.model_pools))

@@ -132,11 +132,12 @@ def full_queues_from(report: scheduler_pb2.LoadReport) -> dict[str, FullQueue]:
 def _full_queue(queue: scheduler_pb2.FullQueue) -> FullQueue:
     drained = queue.drained_choices_per_second, queue.drained_tokens_per_second
     return FullQueue(
-        num_choices=queue.num_choices,
+        num_choices=queue.num_choices - queue.num_free_rows,
         num_tokens=queue.num_tokens,
         max_choices=queue.max_choices if queue.HasField("max_choices") else None,
         max_tokens=queue.max_tokens if queue.HasField("max_tokens") else None,
         drained=drained if min(drained) > 0 else None,
+        is_idle=queue.is_idle,
     )
 
 

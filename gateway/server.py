@@ -72,7 +72,7 @@ class GatewayServer:
         served = [ServedModel.open(prepared, self._executor) for prepared in models]
         self._models = ServedModels(served, _aliases(settings, models))
         metrics = GatewayMetrics(model.name for model in self._models)
-        self.live = LiveRequests(secrets.token_hex(16), clock, metrics)
+        self.live = LiveRequests(secrets.token_hex(16), clock, metrics, stream_interval=settings.stream_interval)
         # Nothing below the servers refers to them, so that one that never started is gone before the interpreter is.
         self._cell = cell = Cell()
         self._channel = open_channel(settings.scheduler)

@@ -37,6 +37,7 @@ SCHEDULER_METRICS_PORT = 9102
 EXECUTOR_METRICS_PORT = 9103
 # What the services have, told here so that whoever starts them can check a name at once; a test compares the two.
 POLICIES = ("fcfs", "priority", "shortest-first")
+PLACEMENTS = ("cache-aware", "least-loaded", "round-robin")
 DEVICES = ("cpu", "cuda")
 KERNEL_SETS = ("reference", "cpu", "triton")
 PASSES = (
@@ -179,6 +180,12 @@ class GatewaySettings(Settings):
     max_requests: int = setting(
         4096, least=1, most=1_000_000, help="most choices served at once, n for a request; more are refused"
     )
+    stream_interval: int = setting(
+        1,
+        least=1,
+        most=256,
+        help="tokens of a choice sent in one message behind its first token: fewer, larger messages cost less CPU",
+    )
     served_model_name: tuple[str, ...] | None = setting(
         None, parse=_parse_list, help="further names that requests may call the model by: NAME,NAME,..."
     )
@@ -225,6 +232,11 @@ class SchedulerSettings(Settings):
         "fcfs",
         parse=_parse_policy,
         help="order of requests: fcfs, priority, shortest-first, or package.module:Class",
+    )
+    placement: str = setting(
+        "cache-aware",
+        choices=PLACEMENTS,
+        help="executor of a request: where it should end first, the least loaded, or each in turn",
     )
     reserve: float = setting(
         0.0, least=0, most=0.9, help="share of KV blocks, rows and step budget kept for short newcomers; 0: none"
@@ -308,6 +320,7 @@ class ExecutorSettings(Settings):
     threads: int | None = setting(
         None, least=1, most=1024, help="CPU threads of each process of the model; default: all cores"
     )
+    build_ahead: bool = setting(True, help="on a CPU, build a step's inputs while the step before it computes")
     profile_ops: bool = setting(False, help="time each kind of op, for `octavo bench --profile`")
     stall_timeout: float = _stall_timeout()
     check_invariants: bool = setting(False, help="check every invariant after every event; slow, for tests")

@@ -205,7 +205,8 @@ class StepFailureReason(Enum):
 class StageTimings(NamedTuple):
     """Where the executor's time went, in seconds. queue: from the arrival of the step to the start of work on it.
 
-    idle: how long the device did nothing before it; None where the step had nothing to go on with.
+    idle: how long the device did nothing before it; None where the step had nothing to go on with. ahead: what was done
+    for the step while the one before it computed; None where nothing was.
     """
 
     queue: float
@@ -213,6 +214,7 @@ class StageTimings(NamedTuple):
     forward: float
     sample: float
     idle: float | None = None
+    ahead: float | None = None
 
 
 @dataclass(frozen=True)

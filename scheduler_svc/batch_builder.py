@@ -128,7 +128,13 @@ class BatchBuilder:
         if executor.reserve.is_on:
             prefills = self._schedule_reserve(draft, executor, prefills, now)
         self._schedule_prefills(draft, executor, prefills, now)
+        num_rows = len(draft.sequences)
         self._schedule_admissions(draft, executor, executor.waiting, now)
+        executor.num_unscheduled_tokens = sum(
+            each.num_known_tokens - each.num_computed_tokens
+            for each in (*prefills, *draft.sequences[num_rows:])
+            if each.status is SequenceStatus.RUNNING
+        )
         return draft
 
     def _schedule_decodes(self, draft: StepDraft, executor: ExecutorState, now: float) -> list[Sequence]:

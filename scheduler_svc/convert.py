@@ -179,8 +179,8 @@ def rejected_frame(counter: int, error: ServiceError) -> Frame:
     return Frame(rejected=scheduler_pb2.Rejected(request=counter, error=request_error(error)))
 
 
-def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut], plain: StepTokens | None = None) -> Frame:
-    """Return one step's outputs for one gateway; at most one for each choice."""
+def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut], plain: Iterable[StepTokens] = ()) -> Frame:
+    """Return one step's outputs for one gateway, or those of several executors; at most one for each choice."""
     frame = Frame()
     step_outputs = frame.step_outputs
     step_outputs.sequence = sequence
@@ -195,11 +195,11 @@ def step_outputs_frame(sequence: int, outputs: Iterable[TokensOut], plain: StepT
             output.prompt_logprobs.CopyFrom(prompt_logprobs)  # type: ignore[arg-type]  # likewise
         if end is not None:
             output.end.CopyFrom(end_to_proto(end))
-    if plain is not None:
-        step_outputs.requests.extend(plain.requests)
-        step_outputs.choices.extend(plain.choices)
-        step_outputs.token_indexes.extend(plain.token_indexes)
-        step_outputs.token_ids.extend(plain.token_ids)
+    for tokens in plain:
+        step_outputs.requests.extend(tokens.requests)
+        step_outputs.choices.extend(tokens.choices)
+        step_outputs.token_indexes.extend(tokens.token_indexes)
+        step_outputs.token_ids.extend(tokens.token_ids)
     return frame
 
 
@@ -373,6 +373,7 @@ def _timings(timings: executor_pb2.StageTimings) -> StageTimings:
         max(0.0, _seconds(timings.forward)),
         max(0.0, _seconds(timings.sample)),
         max(0.0, _seconds(timings.idle)) if timings.HasField("idle") else None,
+        max(0.0, _seconds(timings.ahead)) if timings.HasField("ahead") else None,
     )
 
 

@@ -26,7 +26,8 @@ from scheduler_svc.kv_views import KvQuery, KvState
 from scheduler_svc.listing import RequestPlace, RequestsPage, list_page
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.load import ExecutorLoad, LoadSnapshot, ModelPoolView
-from scheduler_svc.placement import Placement
+from scheduler_svc.load_snapshot import load_snapshot
+from scheduler_svc.placement import DEFAULT_PLACEMENT, Placement
 from scheduler_svc.policies.base import BaseScheduler
 from scheduler_svc.policies.guard import PolicyGuard
 from scheduler_svc.queue_bound import QueueBound
@@ -54,15 +55,17 @@ class Engine:
         orphan_timeout: float = 60.0,
         reserve: ReserveSettings | None = None,
         queue_bound: QueueBound | None = None,
+        placement: str = DEFAULT_PLACEMENT,
     ) -> None:
         """Make an engine without executors.
 
         depth is the most unanswered steps per session, orphan_timeout the seconds that work waits where no executor can
         take it. Without `reserve` nothing is kept for short newcomers, without `queue_bound` everything may wait.
+        `placement` is one of placement_policies.POLICIES.
         """
         if depth < 1:
             raise ValueError(f"depth needs at least 1, got {depth}")
-        self._depth = depth
+        self.depth = depth
         self._orphan_timeout = orphan_timeout
         self._reserve = reserve
         self._queue_bound = queue_bound or QueueBound()
@@ -71,7 +74,7 @@ class Engine:
         self._policy = PolicyGuard(policy)
         self._builder = BatchBuilder(self._policy)
         self._results = StepResults(self._policy, self._builder)
-        self._placement = Placement(self._builder)
+        self._placement = Placement(self._builder, placement)
         self._suspects = Suspects(self._builder)
         self._accounts = KvAccounts(self._placement, self._builder)
         self._sessions = count(1)
@@ -97,7 +100,8 @@ class Engine:
         is_known_model = record.model in self._known_models or not self._known_models
         admission.check_pool(record, pool, is_known_model=is_known_model)
         request = LiveRequest(record, admission.max_num_tokens(record, pool), now)
-        self._queue_bound.check(request, pool, self._placement.orphans, now)
+        target = self._placement.choose(request.sequences[0])
+        self._queue_bound.check(request, target, pool, self._placement.orphans, now)
         self._requests.add(request, now)
         self._resumables.add(request)
         for sequence, choice in zip(request.sequences, record.choices, strict=True):
@@ -187,6 +191,10 @@ class Engine:
         self._placement.close(session, self._now)
         return self._convict(guilty)
 
+    def set_draining(self, session: int, is_draining: bool) -> None:
+        """Have an open session get no more work, where another executor can take it, or again get some."""
+        self._placement.set_draining(session, is_draining, self._now)
+
     def death_is_certain(self, incarnation: str) -> list[Event]:
         """Note that the process of a session that was lost is dead."""
         return self._convict(self._suspects.is_certain(incarnation))
@@ -207,7 +215,7 @@ class Engine:
         """
         self._now = now
         executor = self._placement.executors.get(session)
-        if executor is None or len(executor.in_flight) >= self._depth:
+        if executor is None or len(executor.in_flight) >= self.depth:
             return None
         self._suspects.clear()
         self._placement.share_work(executor, now)
@@ -230,10 +238,11 @@ class Engine:
         step = executor.in_flight.popleft()
         executor.num_steps_done += 1
         num_tokens = step.num_tokens if result.failure is None else 0
-        executor.step_clock.answered(num_tokens, step.built_at, now, result.timings)
+        executor.step_answered(num_tokens, step.built_at, now, result.timings)
         applied = self._results.apply(executor, step, result, now)
         self._events.extend(applied.events)
         for sequence in applied.ended:
+            self._placement.ended(sequence)
             self._close_choice(sequence, Outcome.FINISHED)
         for request, error in applied.failed:
             self._fail(request, error)
@@ -272,17 +281,15 @@ class Engine:
         return self._requests.of_incarnation(incarnation)
 
     def full_queue(self, model: str, now: float) -> FullQueue | None:
-        """Return a model's queue where whoever comes now has to wait; else None."""
+        """Return a model's queue: whoever does not fit it would be refused now. None: nothing is known of any."""
         return self._queue_bound.full_queue(model, self._placement.pool(model), self._placement.orphans, now)
 
     def pools(self) -> list[ModelPoolView]:
         """The models that have a ready executor, by name."""
-        pools = []
-        for model in sorted({executor.spec.model for executor in self._placement.executors.values()}):
-            pool = self._placement.pool(model)
-            longest = max(executor.max_sequence_len for executor in pool)
-            pools.append(ModelPoolView(model, pool[0].spec.model_revision, len(pool), longest))
-        return pools
+        return [
+            ModelPoolView(pool.model, pool.revision, len(pool.executors), pool.max_sequence_len)
+            for pool in self._placement.pools()
+        ]
 
     def list_requests(self, after: RequestPlace | None, limit: int, now: float) -> RequestsPage:
         """Return up to `limit` live requests, the oldest of those past `after`."""
@@ -311,30 +318,7 @@ class Engine:
 
     def load(self) -> LoadSnapshot:
         """How busy the cell is now."""
-        executors = tuple(executor.load_at(self._now) for executor in self._placement.executors.values())
-        total = sum(executor.total_blocks for executor in executors)
-        owned = sum(executor.owned_blocks for executor in executors)
-        return LoadSnapshot(
-            num_requests=len(self._requests),
-            num_accepted=self._requests.num_accepted,
-            num_finished=self._requests.num_ended[Outcome.FINISHED],
-            num_failed=self._requests.num_ended[Outcome.FAILED],
-            num_cancelled=self._requests.num_ended[Outcome.CANCELLED],
-            num_waiting=sum(executor.num_waiting for executor in executors) + len(self._placement.orphans),
-            num_running=sum(executor.num_running for executor in executors),
-            num_preemptions=self._builder.num_preemptions,
-            num_desyncs=self._results.num_desyncs,
-            num_generated_tokens=self._results.num_generated_tokens,
-            num_policy_failures=dict(self._policy.num_failures),
-            num_over_time={
-                (limit.value, predicted): number
-                for (limit, predicted), number in self._requests.time_limits.num_ended.items()
-            },
-            num_prefix_query_tokens=self._builder.num_prefix_query_tokens,
-            num_prefix_hit_tokens=self._builder.num_prefix_hit_tokens,
-            kv_usage=owned / total if total else 0.0,
-            executors=executors,
-        )
+        return load_snapshot(self._requests, self._placement, self._builder, self._results, self._policy, self._now)
 
     def live_sequences(self) -> list[Sequence]:
         """Return the choices that have not ended, for inspection: nothing of them is the caller's to change."""
@@ -345,7 +329,7 @@ class Engine:
         """Raise AssertionError where the state contradicts itself: ledgers, owners, endings."""
         self._requests.check_invariants()
         self._resumables.check_invariants()
-        owned = self._placement.check_invariants(self._depth)
+        owned = self._placement.check_invariants(self.depth)
         assert len(owned) == len(set(owned)), "a sequence has two owners"
         assert set(owned) == set(self.live_sequences()), "what is placed is not what is live"
         for request in self._requests.values():

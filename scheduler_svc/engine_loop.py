@@ -196,6 +196,12 @@ class EngineLoop:
         self._pools_changed()
         self._after(events, self._clock())
 
+    def set_draining(self, session: int, is_draining: bool) -> None:
+        """Have an executor get no more work, where another can take it, or again get some. What runs there runs on."""
+        with self._guarded("set_draining", session=session):
+            self._engine.set_draining(session, is_draining)
+        self._after([], self._clock())
+
     def death_is_certain(self, incarnation: str) -> None:
         """Note that an executor whose session was LOST is dead."""
         with self._guarded("death_is_certain"):
@@ -220,6 +226,10 @@ class EngineLoop:
 
     # What others ask.
 
+    def now(self) -> float:
+        """Return the time, in seconds, by the clock that everything here goes by."""
+        return self._clock()
+
     @property
     def has_placed_work(self) -> bool:
         """Whether an executor has something to run."""
@@ -236,7 +246,7 @@ class EngineLoop:
             return self._engine.pools()
 
     def full_queue(self, model: str) -> FullQueue | None:
-        """Return a model's queue where whoever comes now has to wait, else None."""
+        """Return a model's queue: whoever does not fit it would be refused now. None: nothing is known of any."""
         with self._guarded("full_queue"):
             return self._engine.full_queue(model, self._clock())
 
@@ -299,9 +309,14 @@ class EngineLoop:
         self._publish(events, now)
 
     def _schedule_round(self) -> bool:
-        """Build at most one step for each session. Returns whether there was any."""
+        """Build at most one step for each session that may have another. Returns whether it is to be done again: there
+        was a step, and somebody may have one more.
+        """
         self._expire()
-        sessions = list(self._sessions.items())
+        # Mostly all sessions but one have as many steps in flight as they may: what a result costs is not to grow with
+        # the number of executors.
+        depth = self._engine.depth
+        sessions = [each for each in self._sessions.items() if len(each[1].in_flight) < depth]
         # Who comes first changes from round to round: work that fits anywhere is not always the same executor's.
         self._turn += 1
         first = self._turn % len(sessions) if sessions else 0
@@ -322,7 +337,7 @@ class EngineLoop:
                     self._engine.check_invariants()
         for watcher in self._round_watchers:
             watcher()
-        return any_scheduled
+        return any_scheduled and any(len(session.in_flight) < depth for session in self._sessions.values())
 
     def _after(self, events: list[Event], now: float) -> None:
         self._touched = True

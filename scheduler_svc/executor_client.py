@@ -90,10 +90,17 @@ class ExecutorClient:
         self._delay = first_delay
         self._told = ""
         self._retired = False
+        # The engine's, while there is one.
+        self._session_number: int | None = None
         self._retire = asyncio.Event()
 
     def set_retired(self, retired: bool) -> None:
-        """Say whether the address is out of use. A retired client ends with its session, or at once without one."""
+        """Say whether the address is out of use. A retired client ends with its session, or at once without one.
+
+        In a session it drains meanwhile: new work goes to others, what runs there runs on.
+        """
+        if retired != self._retired and self._session_number is not None:
+            self._engine_loop.set_draining(self._session_number, retired)
         self._retired = retired
         if retired:
             self._retire.set()
@@ -169,6 +176,9 @@ class ExecutorClient:
         fields = {"address": self.address, "executor": spec.incarnation, "session": number, "model": spec.model}
         logger.info("executor joined", extra={"fields": fields})
         self._links[self.address] = link
+        self._session_number = session
+        if self._retired:
+            self._engine_loop.set_draining(session, True)
         loss = Loss.LEFT
         try:
             await until_first(
@@ -184,6 +194,7 @@ class ExecutorClient:
             raise
         finally:
             del self._links[self.address]
+            self._session_number = None
             if loss is Loss.LOST:
                 self._missing = spec.incarnation
             self._engine_loop.leave(session, loss)

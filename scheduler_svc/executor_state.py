@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
-from scheduler_svc.batch import ExecutorSpec, RowColumns
+from scheduler_svc.batch import ExecutorSpec, RowColumns, StageTimings
 from scheduler_svc.burst_reserve import BurstReserve, ReserveSettings
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.load import ExecutorLoad
 from scheduler_svc.sequence import Sequence, SequenceStatus
 from scheduler_svc.step_clock import StepClock
+from scheduler_svc.step_rate import StepRate
 from scheduler_svc.time_limits import NO_LEAD, Lead
 from scheduler_svc.waiting_queue import QueueKey, WaitingQueue
 
@@ -59,8 +60,17 @@ class ExecutorState:
         self.num_steps_built = 0
         self.num_steps_done = 0
         self._last_handle = 0
-        # Blocks that the waiting sequences would take, and their tokens, each as it was when it was queued.
-        self._queued: dict[Sequence, tuple[int, int]] = {}
+        # Blocks that the waiting sequences would take, their tokens, and how many of them the cache was not foreseen to
+        # have: each as it was when it was queued.
+        self._queued: dict[Sequence, tuple[int, int, int]] = {}
+        self._num_queued_new_tokens = 0
+        # Of those that run: what the steps built have not computed yet. As of the last step built.
+        self.num_unscheduled_tokens = 0
+        # When it was chosen last, counted in choices; and whether work is to go elsewhere, where it can.
+        self.last_placed = 0
+        self.is_draining = False
+        self.step_rate = StepRate()
+        self._queued_in_pool: dict[ExecutorState, None] = {}
         self.num_queued_blocks = 0
         self.num_queued_tokens = 0
         # Every running sequence then has a row in every step, however small the budget: none can be starved by others.
@@ -70,6 +80,16 @@ class ExecutorState:
         self.reserve = BurstReserve(
             reserve or ReserveSettings(), self.kv.num_total_blocks, self.max_running, spec.max_num_batched_tokens
         )
+
+    @property
+    def num_backlog_tokens(self) -> int:
+        """Tokens that are to be computed before those of whoever is placed here now."""
+        return self._num_queued_new_tokens + self.num_unscheduled_tokens
+
+    def join_pool(self, queued: dict[ExecutorState, None], step_rate: StepRate) -> None:
+        """Share what executors of a pool share: the set of those with a queue, and the rate of steps."""
+        self._queued_in_pool = queued
+        self.step_rate = step_rate
 
     @property
     def load(self) -> tuple[float, int]:
@@ -94,6 +114,12 @@ class ExecutorState:
             cached_blocks=self.kv.num_cached_blocks,
             reserved_blocks=self.num_reserved_blocks(now),
         )
+
+    def step_answered(self, num_tokens: int, sent_at: float, now: float, timings: StageTimings | None) -> None:
+        """Measure a step of num_tokens tokens, 0 where it failed, as StepClock does."""
+        seconds = self.step_clock.answered(num_tokens, sent_at, now, timings)
+        if num_tokens:
+            self.step_rate.answered(num_tokens, seconds)
 
     def num_reserved_blocks(self, now: float) -> int:
         """Blocks that can be had, but by short newcomers only."""
@@ -120,19 +146,27 @@ class ExecutorState:
         """Place a waiting sequence here."""
         sequence.session = self.session
         self.waiting.push(sequence, key)
+        self._queued_in_pool[self] = None
         blocks = self.kv.blocks_needed(sequence, sequence.num_tokens)
-        self._queued[sequence] = blocks, sequence.num_tokens
+        num_new_tokens = sequence.num_tokens - self.kv.num_foreseen_tokens(sequence)
+        self.kv.expect(sequence)
+        self._queued[sequence] = blocks, sequence.num_tokens, num_new_tokens
         self.num_queued_blocks += blocks
         self.num_queued_tokens += sequence.num_tokens
+        self._num_queued_new_tokens += num_new_tokens
         self.reserve.enqueue(sequence, blocks, key)
 
     def dequeue(self, sequence: Sequence) -> None:
         """Take a waiting sequence out of the queue."""
         self.waiting.remove(sequence)
         self.reserve.dequeue(sequence)
-        blocks, num_tokens = self._queued.pop(sequence)
+        self.kv.stop_expecting(sequence)
+        blocks, num_tokens, num_new_tokens = self._queued.pop(sequence)
         self.num_queued_blocks -= blocks
         self.num_queued_tokens -= num_tokens
+        self._num_queued_new_tokens -= num_new_tokens
+        if not self._queued:
+            self._queued_in_pool.pop(self, None)
         if not sequence.num_preemptions:
             # One that came back by preemption has made the queue longer before it makes it shorter.
             self.drain.left(num_tokens)
@@ -177,8 +211,9 @@ class ExecutorState:
         assert len(self.in_flight) <= depth, f"{len(self.in_flight)} steps in flight"
         assert len(self.running) <= self.max_running
         assert set(self._queued) == set(self.waiting)
-        assert self.num_queued_blocks == sum(blocks for blocks, _ in self._queued.values())
-        assert self.num_queued_tokens == sum(tokens for _, tokens in self._queued.values())
+        sums = [sum(column) for column in zip(*self._queued.values(), strict=True)] or [0, 0, 0]
+        assert [self.num_queued_blocks, self.num_queued_tokens, self._num_queued_new_tokens] == sums
+        assert (self in self._queued_in_pool) == bool(self._queued), "the pool does not know who has a queue"
         self.reserve.check_invariants(self.waiting, self.running)
         for sequence in (*self.waiting, *self.running):
             assert sequence.session == self.session

@@ -145,12 +145,13 @@ class Attachment:
     def _take(self) -> Frame | None:
         if self._answers:
             return self._answers.popleft()
+        if self._load is not None:
+            # Before outputs: a gateway that hears nothing of its own frames gives the stream up. Before pools: by these
+            # it begins to serve, perhaps a queue that is full.
+            frame, self._load = self._load, None
+            return frame
         if self._pools is not None:
             frame, self._pools = self._pools, None
-            return frame
-        if self._load is not None:
-            # Before outputs: a gateway that hears nothing of its own frames gives the stream up.
-            frame, self._load = self._load, None
             return frame
         return self._outputs.next_frame()
 
@@ -177,7 +178,7 @@ class Gateways:
         # Who had a request that was handed over, by its new id, until the new gateway has shown that it has the record.
         self._handed_over: dict[RequestId, RequestId] = {}
         self.is_stalled = False
-        self._full_queues = FullQueues(engine_loop.full_queue)
+        self._full_queues = FullQueues(engine_loop.full_queue, engine_loop.now)
         engine_loop.watch_rounds(self._look_at_queues)
         # A gateway whose frames were thrown away submits what it holds; what an operator has ended stays ended. Oldest
         # first.
@@ -226,6 +227,8 @@ class Gateways:
         attachment.answer(welcome_frame(term, unknown))
         attachment.put_pools(model_pools_frame(self._engine_loop.pools()))
         self._attached[incarnation] = attachment
+        if self._full_queues.queues:
+            self._put_load()
         fields = {"gateway": incarnation, "live": len(listed), "unknown": len(unknown), "dropped": len(known - listed)}
         logger.info("gateway attached", extra={"fields": fields})
         return attachment
@@ -262,8 +265,9 @@ class Gateways:
                     self._look_at_queues()
                 return
         attachment.answer(accepted_frame(counter, num_cached_tokens))
-        # Right behind it: a gateway counts what it has submitted until it is answered, and this count from then on.
-        self._look_at_queues()
+        # Right behind it, changed or not: a gateway counts what it has submitted until a report does.
+        if self._full_queues.look() or self._full_queues.queues:
+            self._put_load()
 
     def take_up(self, attachment: Attachment, counter: int, first_id: RequestId, tenant: str) -> None:
         """Hand a request over to the gateway of this stream. Who had it is told once that one submits it in turn: were
@@ -339,6 +343,8 @@ class Gateways:
         """Tell every gateway how busy the cell is, for ever."""
         while True:
             await asyncio.sleep(interval)
+            # Nothing else may come to pass before a queue has been open for long enough.
+            self._full_queues.look()
             self._put_load()
 
     def close(self, error: ServiceError) -> None:

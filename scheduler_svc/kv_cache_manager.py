@@ -156,6 +156,21 @@ class KVCacheManager:
         num_more = self._most_cached_tokens(sequence) // self.block_size - len(prefix)
         return min(self._cache.num_computing(sequence, len(prefix)), max(0, num_more)) * self.block_size
 
+    def num_foreseen_tokens(self, sequence: Sequence) -> int:
+        """Of a sequence without blocks: first tokens whose KV is there, or will be once it is its turn."""
+        if not sequence.request.record.reads_cache:
+            return 0
+        return self._cache.num_foreseen(sequence, self._most_cached_tokens(sequence)) * self.block_size
+
+    def expect(self, sequence: Sequence) -> None:
+        """Foresee what a sequence that waits for this executor will leave in the cache."""
+        if sequence.request.record.writes_cache:
+            self._cache.expect(sequence)
+
+    def stop_expecting(self, sequence: Sequence) -> None:
+        """Undo `expect`: it has been admitted, or has gone."""
+        self._cache.stop_expecting(sequence)
+
     def _most_cached_tokens(self, sequence: Sequence) -> int:
         most = sequence.request.record.max_cached_tokens
         return sequence.num_tokens - 1 if most is None else min(most, sequence.num_tokens - 1)

@@ -60,10 +60,12 @@ def _full_queue(model: str, queue: FullQueue) -> scheduler_pb2.FullQueue:
     choices, tokens = queue.drained or (None, None)
     return scheduler_pb2.FullQueue(
         model=model,
-        num_choices=queue.num_choices,
+        num_choices=max(0, queue.num_choices),
+        num_free_rows=max(0, -queue.num_choices),
         num_tokens=queue.num_tokens,
         max_choices=queue.max_choices,
         max_tokens=queue.max_tokens,
         drained_choices_per_second=choices,
         drained_tokens_per_second=tokens,
+        is_idle=queue.is_idle,
     )

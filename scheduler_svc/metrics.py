@@ -73,7 +73,8 @@ class SchedulerMetrics:
         stage = family(
             "step_seconds",
             "Where a step's time went in the executor: queue (arrival to start, behind the step before it), prepare, "
-            "forward, sample; and idle, how long the device had waited for it.",
+            "forward, sample; idle, how long the device had waited for it; and ahead (inputs built while the step "
+            "before computed).",
             STAGE_SECONDS,
             STAGES,
         )

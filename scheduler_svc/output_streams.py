@@ -46,13 +46,8 @@ def _nobody() -> None:
     """Notify no one: no stream is attached."""
 
 
-def _choices(tokens: StepTokens | None) -> set[tuple[int, int]]:
-    return set() if tokens is None else set(zip(tokens.requests, tokens.choices, strict=True))
-
-
-def _joined(first: StepTokens, second: StepTokens) -> StepTokens:
-    pairs = zip(first[1:], second[1:], strict=True)
-    return StepTokens(first.gateway, *([*one, *other] for one, other in pairs))
+def _choices(tokens: StepTokens) -> Iterable[tuple[int, int]]:
+    return zip(tokens.requests, tokens.choices, strict=True)
 
 
 class OutputStream:
@@ -73,7 +68,10 @@ class OutputStream:
         self._unsent: deque[_Kept] = deque()
         self._highest_sent = first_sequence - 1
         self._tokens: dict[tuple[int, int], TokensOut] = {}
-        self._plain: StepTokens | None = None
+        self._plain: list[StepTokens] = []
+        # Whom `_plain` tells of, but for the last `_num_unlisted` of it: mostly nobody asks.
+        self._plain_choices: set[tuple[int, int]] = set()
+        self._num_unlisted = 0
         self._done: list[RequestDone] = []
         self._finished: set[int] = set()
 
@@ -99,7 +97,7 @@ class OutputStream:
             self._done.append(event)
             return
         choice = (counter, event.choice)
-        if choice in self._tokens or choice in _choices(self._plain):
+        if choice in self._tokens or choice in self._listed_choices():
             self._make_frames()
         self._tokens[choice] = event
 
@@ -110,7 +108,7 @@ class OutputStream:
             self._sent.clear()
             self._unsent.clear()
             self._tokens.clear()
-            self._plain = None
+            self._clear_plain()
             self._done.clear()
             self._finished.clear()
             self.num_bytes = 0
@@ -147,15 +145,31 @@ class OutputStream:
 
     def _add_plain(self, tokens: StepTokens) -> None:
         # Mostly nothing is left of steps before, and what the step itself has told already is of few choices.
-        if (self._tokens or self._plain) and not _choices(tokens).isdisjoint((*self._tokens, *_choices(self._plain))):
+        if (self._tokens or self._plain) and self._has_any(_choices(tokens)):
             self._make_frames()
-        self._plain = tokens if self._plain is None else _joined(self._plain, tokens)
+        self._plain.append(tokens)
+        self._num_unlisted += 1
+
+    def _has_any(self, choices: Iterable[tuple[int, int]]) -> bool:
+        listed = self._listed_choices()
+        return any(choice in listed or choice in self._tokens for choice in choices)
+
+    def _listed_choices(self) -> set[tuple[int, int]]:
+        for tokens in self._plain[len(self._plain) - self._num_unlisted :]:
+            self._plain_choices.update(_choices(tokens))
+        self._num_unlisted = 0
+        return self._plain_choices
+
+    def _clear_plain(self) -> None:
+        self._plain.clear()
+        self._plain_choices.clear()
+        self._num_unlisted = 0
 
     def _make_frames(self) -> None:
-        if self._tokens or self._plain is not None:
+        if self._tokens or self._plain:
             self._keep(step_outputs_frame(self.next_sequence, self._tokens.values(), self._plain), None)
             self._tokens.clear()
-            self._plain = None
+            self._clear_plain()
         for done in self._done:
             self._keep(finished_frame(self.next_sequence, done), done.request[1])
         self._done.clear()

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import count
 
 from scheduler_svc.batch_builder import BatchBuilder
+from scheduler_svc.executor_pool import ExecutorPool
 from scheduler_svc.executor_state import ExecutorState
+from scheduler_svc.placement_policies import POLICIES
 from scheduler_svc.sequence import LiveRequest, Sequence, SequenceStatus
 from scheduler_svc.time_limits import NO_LEAD, Lead
 
-
-def least_loaded(executors: Iterable[ExecutorState], sequence: Sequence) -> ExecutorState | None:
-    """The executor with the smallest share of its blocks owned or waited for, among those that it always fits.
-
-    Ties go to the one with fewer sequences, then to the older session. None where it fits none.
-    """
-    fitting = (executor for executor in executors if sequence.max_num_tokens <= executor.max_sequence_len)
-    return min(fitting, key=lambda executor: (executor.load, executor.session), default=None)
+DEFAULT_PLACEMENT = "cache-aware"
 
 
 class Placement:
     """The sessions, and the sequences without one.
 
     A sequence is placed when it is accepted, so that load counts what waits; it moves only while it waits with
-    nothing in flight: to an idle executor, or when its session ends.
+    nothing in flight: to an idle executor, or when its session ends or drains.
     """
 
-    def __init__(self, builder: BatchBuilder) -> None:
+    def __init__(self, builder: BatchBuilder, policy: str = DEFAULT_PLACEMENT) -> None:
+        """`policy`: one of placement_policies.POLICIES."""
         self._builder = builder
+        self._choose = POLICIES[policy]
+        self._choices = count(1)
+        self._pools: dict[str, ExecutorPool] = {}
         self.executors: dict[int, ExecutorState] = {}
         # Since when each waits for an executor, None until the clock is next read. In order, but for those without a
         # time.
@@ -35,20 +34,40 @@ class Placement:
 
     def pool(self, model: str, revision: str | None = None) -> list[ExecutorState]:
         """The executors of a model, of one revision or any."""
-        return [
-            executor
-            for executor in self.executors.values()
-            if executor.spec.model == model and revision in (None, executor.spec.model_revision)
-        ]
+        pool = self._pools.get(model)
+        return [] if pool is None or revision not in (None, pool.revision) else list(pool.executors.values())
+
+    def pools(self) -> list[ExecutorPool]:
+        """The pools that have an executor, by the names of their models."""
+        return sorted(self._pools.values(), key=lambda pool: pool.model)
+
+    def choose(self, sequence: Sequence) -> ExecutorState | None:
+        """The executor that a sequence without one would be placed at; None: it has to wait for one that it fits.
+
+        An executor that drains gets nothing that fits another.
+        """
+        record = sequence.request.record
+        pool = self._pools.get(record.model)
+        if pool is None or pool.revision != record.model_revision:
+            return None
+        fitting = [each for each in pool.executors.values() if sequence.max_num_tokens <= each.max_sequence_len]
+        fitting = [each for each in fitting if not each.is_draining] or fitting
+        return self._choose(fitting, pool, sequence) if len(fitting) > 1 else next(iter(fitting), None)
 
     def place(self, sequence: Sequence, now: float) -> None:
-        """Queue a waiting sequence at the least-loaded executor that it fits, or keep it as an orphan."""
-        record = sequence.request.record
-        executor = least_loaded(self.pool(record.model, record.model_revision), sequence)
+        """Queue a waiting sequence at the executor that the policy chooses, or keep it as an orphan."""
+        executor = self.choose(sequence)
         if executor is None:
             self.orphans[sequence] = None
         else:
+            executor.last_placed = next(self._choices)
             executor.enqueue(sequence, self._builder.queue_key(sequence, now))
+
+    def ended(self, sequence: Sequence) -> None:
+        """Note that a sequence has ended by itself: outputs to come are expected to be about as long."""
+        pool = self._pools.get(sequence.request.record.model)
+        if pool is not None:
+            pool.ended(sequence)
 
     def lead(self, request: LiveRequest, now: float) -> Lead:
         """The least that a request needs from now on were it the turn of any choice of it that waits."""
@@ -69,6 +88,11 @@ class Placement:
     def add(self, executor: ExecutorState, now: float) -> None:
         """Open a session and place the orphans that it can take."""
         self.executors[executor.session] = executor
+        spec = executor.spec
+        pool = self._pools.get(spec.model)
+        if pool is None:
+            pool = self._pools[spec.model] = ExecutorPool(spec.model, spec.model_revision)
+        pool.add(executor)
         orphans, self.orphans = self.orphans, {}
         for sequence, since in orphans.items():
             self.place(sequence, now)
@@ -80,6 +104,11 @@ class Placement:
         executor = self.executors.pop(session, None)
         if executor is None:
             return
+        pool = self._pools[executor.spec.model]
+        pool.remove(executor)
+        if not pool.executors:
+            # Whoever comes next may be of another revision.
+            del self._pools[executor.spec.model]
         for step in executor.in_flight:
             for sequence in step.sequences:
                 sequence.end_steady()
@@ -89,6 +118,19 @@ class Placement:
             sequence.handle = 0
             self.place(sequence, now)
 
+    def set_draining(self, session: int, is_draining: bool, now: float) -> None:
+        """Have an executor get no more work, where another can take it, and what waits there go elsewhere; or again get
+        some. What runs there runs on.
+        """
+        executor = self.executors[session]
+        executor.is_draining = is_draining
+        for sequence in list(executor.waiting) if is_draining else ():
+            target = self.choose(sequence)
+            if target is not None and not target.is_draining and not sequence.num_in_flight_rows:
+                executor.dequeue(sequence)
+                sequence.handle = 0
+                self.place(sequence, now)
+
     def forget_gateways(self) -> None:
         """Have executors find out anew which gateway each sequence is of."""
         for executor in self.executors.values():
@@ -96,12 +138,12 @@ class Placement:
 
     def share_work(self, idle: ExecutorState, now: float) -> None:
         """Let an executor without a queue take the head of a queue of its pool that cannot be admitted where it is."""
-        if idle.waiting:
+        pool = self._pools[idle.spec.model]
+        if idle.waiting or idle.is_draining or not pool.queued:
             return
-        spec = idle.spec
-        for crowded in self.pool(spec.model, spec.model_revision):
+        for crowded in list(pool.queued):
             head = crowded.waiting.peek()
-            if head is None or crowded is idle:
+            if head is None:
                 continue
             key, sequence = head
             if (
@@ -130,8 +172,10 @@ class Placement:
     def check_invariants(self, depth: int) -> list[Sequence]:
         """Raise AssertionError where an executor or an orphan contradicts itself; return whom every one of them has."""
         owned: list[Sequence] = list(self.orphans)
+        assert sum(len(pool.executors) for pool in self._pools.values()) == len(self.executors)
         for executor in self.executors.values():
             executor.check_invariants(depth)
+            assert self._pools[executor.spec.model].executors[executor.session] is executor
             owned += executor.waiting
             owned += executor.running
         for sequence in self.orphans:

@@ -41,6 +41,9 @@ class PrefixCache:
         self._blocks: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._computing: dict[bytes, Sequence] = {}
+        # What those that wait here will compute or take: how many of them, by hash; and how many blocks of each.
+        self._expected: dict[bytes, int] = {}
+        self._expecting: dict[Sequence, int] = {}
         # What the latest who asked have found, oldest first: those that wait for room are looked up in every step.
         self._finds: dict[Sequence, tuple[list[int], list[_Entry]]] = {}
 
@@ -87,6 +90,33 @@ class PrefixCache:
         while first + num_blocks < len(hashes) and hashes[first + num_blocks] in self._computing:
             num_blocks += 1
         return num_blocks
+
+    def num_foreseen(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many of a sequence's first blocks, within num_tokens, are there, or will be: computed for others now, or
+        part of what waits here. By their hashes alone.
+        """
+        blocks, computing, expected = self._blocks, self._computing, self._expected
+        num_blocks = 0
+        for block_hash in self._hashes(sequence, num_tokens // self._block_size):
+            if not (block_hash in blocks or block_hash in computing or block_hash in expected):
+                break
+            num_blocks += 1
+        return num_blocks
+
+    def expect(self, sequence: Sequence) -> None:
+        """Note that a sequence waits here, whose full blocks will be there."""
+        hashes = self._hashes(sequence, sequence.num_tokens // self._block_size)
+        self._expecting[sequence] = len(hashes)
+        for block_hash in hashes:
+            self._expected[block_hash] = self._expected.get(block_hash, 0) + 1
+
+    def stop_expecting(self, sequence: Sequence) -> None:
+        """Note that it does not wait here any more; nothing where it was not expected."""
+        for block_hash in self._hashes(sequence, self._expecting.pop(sequence, 0)):
+            if self._expected[block_hash] == 1:
+                del self._expected[block_hash]
+            else:
+                self._expected[block_hash] -= 1
 
     def begin(self, sequence: Sequence, first: int) -> None:
         """Note that a sequence computes its full blocks from the one numbered `first` on."""
@@ -138,6 +168,7 @@ class PrefixCache:
         assert {block: block_hash for block_hash, block in self._blocks.items()} == {
             block: block_hash for block, (block_hash, _) in self._entries.items()
         }
+        assert sum(self._expected.values()) == sum(self._expecting.values())
         assert set(self._computing.values()) <= running, "a block is awaited from a sequence that does not run"
 
     def _next_hash(self, parent: bytes, token_ids: tuple[int, ...]) -> bytes:

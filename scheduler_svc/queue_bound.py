@@ -8,12 +8,11 @@ gets in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from octavo.rpc.full_queue import FullQueue
 from scheduler_svc.executor_state import ExecutorState
-from scheduler_svc.placement import least_loaded
 from scheduler_svc.sequence import LiveRequest
 from scheduler_svc.sequence import Sequence as Choice
 
@@ -33,15 +32,22 @@ class QueueBound:
     max_waiting: int | None = None
     max_waiting_tokens: int | None = None
 
-    def check(self, request: LiveRequest, pool: Sequence[ExecutorState], orphans: Iterable[Choice], now: float) -> None:
+    def check(
+        self,
+        request: LiveRequest,
+        target: ExecutorState | None,
+        pool: Sequence[ExecutorState],
+        orphans: Iterable[Choice],
+        now: float,
+    ) -> None:
         """Raise RESOURCE_EXHAUSTED, with the numbers and a delay, where a request would make too much wait.
 
-        `request` is not placed yet; `pool` are the executors of its model, `orphans` wait for an executor of any.
+        `request` is not placed yet, and would be at `target`; `pool` are the executors of its model, `orphans` wait for
+        an executor of any.
         """
         if request.record.is_resumed or self._is_none:
             return
         first = request.sequences[0]
-        target = least_loaded(pool, first)
         if target is None or not (target.running or target.waiting):
             return
         count, num_tokens = len(request.sequences), first.num_tokens
@@ -56,16 +62,25 @@ class QueueBound:
     def full_queue(
         self, model: str, pool: Sequence[ExecutorState], orphans: Iterable[Choice], now: float
     ) -> FullQueue | None:
-        """Return a model's queue where whoever comes now has to wait, whatever its size: `check` goes by it then.
+        """Return a model's queue: whoever does not fit it, `check` would refuse now.
 
-        None where somebody would not have to, and where nothing is bound. Arguments as for `check`.
+        Where no row is free it is exact. Else as many choices count less as rows are free: by blocks more may be left
+        to wait, and of tokens nothing is said. None where nothing is bound, or nothing that is known while rows are
+        free. Arguments as for `check`.
         """
-        if self._is_none or not pool or any(map(_may_take_at_once, pool)):
+        if self._is_none or not pool:
             return None
         waiting = _waiting_orphans(model, orphans)
         for executor in pool:
             waiting = waiting.plus(_Waiting(len(executor.waiting), executor.num_queued_tokens))
-        return self._queue(waiting, pool, now)
+        free = sum(map(_num_free_rows, pool))
+        if not free:
+            return self._queue(waiting, pool, now)
+        if self.max_waiting is None:
+            return None
+        is_idle = not all(executor.running or executor.waiting for executor in pool)
+        queue = self._queue(_Waiting(waiting.choices - free, waiting.tokens), pool, now)
+        return replace(queue, max_tokens=None, is_idle=is_idle)
 
     @property
     def _is_none(self) -> bool:
@@ -78,11 +93,9 @@ class QueueBound:
         return FullQueue(waiting.choices, waiting.tokens, self.max_waiting, self.max_waiting_tokens, drained)
 
 
-def _may_take_at_once(executor: ExecutorState) -> bool:
-    """Whether a newcomer may not have to wait for an executor: it has nothing to do, or rows and a queue in motion."""
-    if not (executor.running or executor.waiting):
-        return True
-    return not executor.drain.has_left_over and len(executor.running) < executor.max_running
+def _num_free_rows(executor: ExecutorState) -> int:
+    """How many choices may go right through at most: none where the last step has left others."""
+    return 0 if executor.drain.has_left_over else executor.max_running - len(executor.running)
 
 
 def _waiting_orphans(model: str, orphans: Iterable[Choice]) -> _Waiting:

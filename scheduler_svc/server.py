@@ -80,6 +80,7 @@ class SchedulerServer:
                 orphan_timeout=settings.orphan_timeout,
                 reserve=ReserveSettings(settings.reserve),
                 queue_bound=QueueBound(settings.max_waiting, settings.max_waiting_tokens),
+                placement=settings.placement,
             )
         outputs = OutputStreams(output_limit)
         self._engine_loop = EngineLoop(engine, outputs, metrics, check_invariants=settings.check_invariants)

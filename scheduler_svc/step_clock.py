@@ -43,23 +43,25 @@ class StepClock:
         self._classes: dict[int, _SizeClass] = {}
         self._answered_at = 0.0
 
-    def answered(self, num_tokens: int, sent_at: float, now: float, timings: StageTimings | None) -> None:
+    def answered(self, num_tokens: int, sent_at: float, now: float, timings: StageTimings | None) -> float:
         """Take in a step of num_tokens tokens, 0 where it failed, that was sent at `sent_at` and is answered now.
 
-        Where the executor does not tell, the time is taken from the answer before, behind which the step waited.
+        Returns the seconds that it took. Where the executor does not tell, the time is taken from the answer before,
+        behind which the step waited.
         """
         seconds = now - max(sent_at, self._answered_at)
         self._answered_at = now
         if timings is not None:
             seconds = timings.prepare + timings.forward + timings.sample
         if num_tokens < 1:
-            return
+            return seconds
         size_class = self._classes.setdefault(num_tokens.bit_length(), _SizeClass())
         if now - size_class.newest > STALE_AFTER:
             size_class.samples.clear()
         size_class.newest = now
         size_class.samples.append((seconds / num_tokens, num_tokens, seconds))
         size_class.representative = None
+        return seconds
 
     def seconds(self, num_tokens: int, now: float) -> float:
         """The least that a step of num_tokens tokens takes; 0 where nothing is known."""

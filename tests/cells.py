@@ -148,9 +148,17 @@ def make_cell(
     policy: BaseScheduler | None = None,
     reserve: ReserveSettings | None = None,
     queue_bound: QueueBound | None = None,
+    placement: str = "cache-aware",
 ) -> Cell:
     """Return a cell with these executors, sessions 1, 2, ..., under FCFS."""
-    engine = Engine(policy or FcfsScheduler(), depth, orphan_timeout=30.0, reserve=reserve, queue_bound=queue_bound)
+    engine = Engine(
+        policy or FcfsScheduler(),
+        depth,
+        orphan_timeout=30.0,
+        reserve=reserve,
+        queue_bound=queue_bound,
+        placement=placement,
+    )
     cell = Cell(engine)
     for spec in specs:
         cell.add_executor(spec)

@@ -24,6 +24,7 @@ from octavo.rpc.channel import open_channel
 TIMEOUT = 90.0
 GATEWAYS = ("gateway-0", "gateway-1")
 EXECUTORS = ("executor-0", "executor-1")
+MORE_EXECUTORS = ("executor-2", "executor-3")
 SCHEDULERS = ("scheduler-0", "scheduler-1")
 FLAGS = {
     "gateway": {"check-invariants": "true", "drain-grace": "2", "stall-timeout": "6", "log-level": "info"},
@@ -60,7 +61,7 @@ class ChaosCell:
     ) -> None:
         """`flags`: further ones, by program."""
         self.model = model
-        self.executors = EXECUTORS[:num_executors]
+        self.executors = (*EXECUTORS, *MORE_EXECUTORS)[:num_executors]
         self._flags = {program: {**each, **(flags or {}).get(program, {})} for program, each in FLAGS.items()}
         self._logs = logs
         names = (*GATEWAYS, *(f"{name} http" for name in GATEWAYS), *SCHEDULERS, *self.executors)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -114,13 +115,15 @@ def make_limits(
     return Limits(block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size)
 
 
-def make_runner(limits: Limits, model: RecallModel | None = None, kernels: str = "cpu") -> ModelRunner:
+def make_runner(
+    limits: Limits, model: RecallModel | None = None, kernels: str = "cpu", *, builds_ahead: bool = False
+) -> ModelRunner:
     """A runner over RecallModel. KV memory starts as NaN: reading what was never written shows."""
     model = model or RecallModel(limits.vocab_size)
     kv_cache = KVCache.allocate(model.config, limits.num_blocks, limits.block_size, torch.float32, torch.device("cpu"))
     for tensor in (*kv_cache.keys, *kv_cache.values):
         tensor.fill_(float("nan"))
-    return ModelRunner(model, kv_cache, Sampler(build_kernels(kernels)), limits)
+    return ModelRunner(model, kv_cache, Sampler(build_kernels(kernels)), limits, builds_ahead=builds_ahead)
 
 
 def make_sequence(
@@ -169,16 +172,24 @@ class Driver:
     """
 
     def __init__(
-        self, run: Callable[[StepBatch], StepResult], limits: Limits, *, depth: int = 1, chunk: int = 64
+        self,
+        run: Callable[[StepBatch], StepResult],
+        limits: Limits,
+        *,
+        depth: int = 1,
+        chunk: int = 64,
+        announce: Callable[[StepBatch], None] | None = None,
     ) -> None:
+        """`announce`: hears of each step before the one before it is run, which is then run when its result is read."""
         self._run = run
+        self._announce = announce
         self._limits = limits
         self._depth = depth
         self._chunk = chunk
         self._free = list(range(1, limits.num_blocks))
         self._stays: dict[int, _Stay] = {}
         self._released: list[int] = []
-        self._in_flight: list[StepResult] = []
+        self._in_flight: list[Callable[[], StepResult]] = []
         self._handle = 0
         self._step = 0
         self.outputs: dict[str, list[int]] = {}
@@ -197,7 +208,12 @@ class Driver:
     def step(self) -> StepBatch:
         """Send one step for all live sequences, oldest first, and read the result that is `depth` steps old."""
         batch = self._build()
-        self._in_flight.append(self._run(batch))
+        if self._announce is None:
+            result = self._run(batch)
+            self._in_flight.append(lambda: result)
+        else:
+            self._announce(batch)
+            self._in_flight.append(partial(self._run, batch))
         if len(self._in_flight) >= self._depth:
             self._read()
         return batch
@@ -252,7 +268,7 @@ class Driver:
         )
 
     def _read(self) -> None:
-        result = self._in_flight.pop(0)
+        result = self._in_flight.pop(0)()
         self.results.append(result)
         assert result.failure is None, result.failure
         for row, told in result.prompt_logprobs.items():

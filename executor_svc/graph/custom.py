@@ -89,7 +89,7 @@ def _bind(op: CustomOp, kernels: KernelSet, dtype: torch.dtype, device: torch.de
         pattern = Pattern(op.pattern)
     except Exception as error:  # whatever the function does
         raise CustomOpError(f"{op.name}: its pattern cannot be captured: {error}") from error
-    function = _version(op, kernels)
+    function = _version(op, kernels, device)
     _check(op, function, pattern.num_outputs, dtype, device)
     leaf = Op(op.name, lambda *_: (), function=function)
 
@@ -103,8 +103,8 @@ def _bind(op: CustomOp, kernels: KernelSet, dtype: torch.dtype, device: torch.de
     return Pass(op.name, op.description, run)
 
 
-def _version(op: CustomOp, kernels: KernelSet) -> Callable[..., Any]:
-    """Return what computes the op beside a kernel set."""
+def _version(op: CustomOp, kernels: KernelSet, device: torch.device) -> Callable[..., Any]:
+    """Return what computes the op beside a kernel set on a device."""
     if kernels.name == "reference":
         return op.reference
     versions: Sequence[Any] = (op.cpu,) if kernels.name == "cpu" else (op.triton, op.cuda)
@@ -112,6 +112,11 @@ def _version(op: CustomOp, kernels: KernelSet) -> Callable[..., Any]:
     if version is None:
         wanted = "cpu" if kernels.name == "cpu" else "triton or cuda"
         raise CustomOpError(f"{op.name} has no version for the kernel set {kernels.name}: give it one ({wanted})")
+    if isinstance(version, Cuda) and device.type != "cuda":
+        raise CustomOpError(
+            f"{op.name}: {version.source.name} is CUDA and runs on a GPU alone: take --device cuda, or give the op a "
+            "triton version"
+        )
     if isinstance(version, (Cpp, Cuda)):
         try:
             return version.load()

@@ -139,9 +139,8 @@ def _pack_timed(pack: PackLinear, times: OpTimes) -> PackLinear:
 
 
 def _plan_timed(kernels: KernelSet, times: OpTimes) -> PlanAttention:
-    plan = times.timed("attention", kernels.plan_attention)
-
     def plan_attention(batch: RaggedBatch, block_size: int) -> PagedAttention:
-        return times.timed("attention", plan(batch, block_size))
+        # The plan itself is not timed: mostly it is made ahead, on another thread and beside another step.
+        return times.timed("attention", kernels.plan_attention(batch, block_size))
 
     return plan_attention

@@ -35,6 +35,15 @@ class Ends:
     project_out: Linear | None = None
 
 
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step's forward pass takes beside its tokens."""
+
+    angles: tuple[Tensor, ...]
+    """Cosines and sines of each kind of rotary, see capture_decoder."""
+    attention: PagedAttention
+
+
 class CausalLM:
     """A loaded model."""
 
@@ -78,17 +87,26 @@ class CausalLM:
 
         token_ids is int64 [T], T at least 1, each below vocab_size. Writes keys and values of the T tokens to kv_cache.
         """
+        return self.forward_planned(token_ids, metadata, kv_cache, self.plan(metadata, kv_cache.block_size))
+
+    def forward_planned(
+        self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: KVCache, plan: StepPlan
+    ) -> Tensor:
+        """Do as `forward`, by a plan of the same metadata."""
         if kv_cache is not self._kv_cache:
             self._kv_cache = kv_cache
             self._body = self._record(partial(self._run, kv_cache))
+        hidden = self._embed(token_ids, metadata.positions)
+        return self._body([hidden, metadata.slot_mapping, *plan.angles], plan.attention)
+
+    def plan(self, metadata: AttentionMetadata, block_size: int) -> StepPlan:
+        """Work out what a forward pass needs beside its tokens. Any thread may."""
         positions = metadata.positions
-        inputs = [self._embed(token_ids, positions), metadata.slot_mapping]
-        for rotary in self._angles:
-            inputs.extend(rotary(positions))
+        angles = [angle for rotary in self._angles for angle in rotary(positions)]
         if self._has_still_layers:
             none = torch.empty((len(positions), 0), device=positions.device)
-            inputs.extend((none, none))
-        return self._body(inputs, self._plan_attention(metadata, kv_cache.block_size))
+            angles.extend((none, none))
+        return StepPlan(tuple(angles), self._plan_attention(metadata, block_size))
 
     def _run(self, kv_cache: KVCache, inputs: Sequence[Tensor], attention: PagedAttention) -> Tensor:
         """All that lies between a step's inputs and its last hidden states, see StepBody and capture_decoder."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from executor_svc.input_batch import token_places
 from executor_svc.pipeline.columns import PARAMETERS, HostColumns
 from executor_svc.pipeline.tables import DeviceTables
+from executor_svc.row_layout import token_places
 from executor_svc.sequence_state import SequenceTable
 
 Ints = npt.NDArray[np.int64]
@@ -29,9 +29,10 @@ class StepRows:
     ) -> None:
         """`rows`, slots, scheduled: see InputBatchBuilder.check; num_new_blocks: of every row of the batch."""
         self.rows, self.slots, self.scheduled = rows, slots, scheduled
-        self.query_start, self.context_lens, self._token_slots, self._positions, self._slot_mapping = token_places(
-            table, block_size, slots, scheduled
+        self.query_start, self.context_lens, row_of, self._positions, self._slot_mapping = token_places(
+            table.block_tables, slots, table.num_computed_tokens[slots], scheduled, block_size
         )
+        self._token_slots = slots[row_of]
         self.sampling: Ints = np.flatnonzero(self.context_lens == table.num_tokens[slots])
         """int64 [N]: which of the R sample."""
         self.sample_slots = slots[self.sampling]

@@ -128,13 +128,15 @@ def profile_of(scheduler: Samples, executors: Samples) -> Profile:
     # Clocks of ops and stages are read apart: what is left may come out a hair below nothing.
     device["rest of forward"] = max(0.0, stage["forward"] - sum(ops.values()))
     device[SAMPLING] = stage["sample"]
+    ahead = executors[f'{_STAGES}_sum{{stage="ahead"}}'] / num_steps
     num_scheduled = scheduler.get(f"{_AROUND['hop']}_count", 0.0)
     return Profile(
         num_steps=round(num_steps),
         num_sequences=executors["octavo_executor_step_rows_sum"] / num_steps,
         num_tokens=executors["octavo_executor_tokens_total"] / num_steps,
         device={part: seconds / num_steps for part, seconds in device.items()},
-        around={part: scheduler[f"{name}_sum"] / max(1.0, num_scheduled) for part, name in _AROUND.items()},
+        around={part: scheduler[f"{name}_sum"] / max(1.0, num_scheduled) for part, name in _AROUND.items()}
+        | {"inputs ahead": ahead},
         num_scheduled=round(num_scheduled),
     )
 

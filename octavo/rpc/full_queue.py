@@ -24,7 +24,8 @@ UNKNOWN_WAIT = 1.0
 class FullQueue:
     """The choices that wait, and their tokens; how many may, None for any number; how fast they leave, where measured.
 
-    Two are equal where as much waits: rates change all the time.
+    `num_choices` is below zero where rows are free: so many may come and not wait. Two are equal where as much waits:
+    rates change all the time.
     """
 
     num_choices: int
@@ -33,10 +34,12 @@ class FullQueue:
     max_tokens: int | None
     drained: tuple[float, float] | None = field(default=None, compare=False)
     """Choices, and tokens, that leave in a second."""
+    is_idle: bool = False
+    """Whoever comes next is taken, however much it is: an executor has nothing to do."""
 
     def fits(self, num_choices: int, num_tokens: int) -> bool:
         """Whether a request of so many choices, each of so many tokens, may wait too."""
-        return not any(self._excess(num_choices, num_tokens))
+        return self.is_idle or not any(self._excess(num_choices, num_tokens))
 
     @property
     def is_half_empty(self) -> bool:
@@ -53,7 +56,7 @@ class FullQueue:
             choices = min(choices, max(self.num_choices, self.max_choices))
         if self.max_tokens is not None:
             tokens = min(tokens, max(self.num_tokens, self.max_tokens))
-        return replace(self, num_choices=choices, num_tokens=tokens)
+        return replace(self, num_choices=choices, num_tokens=tokens, is_idle=False)
 
     def refusal(self, num_choices: int, num_tokens: int) -> ServiceError:
         """Return RESOURCE_EXHAUSTED with the numbers and a delay, for a request that does not fit."""

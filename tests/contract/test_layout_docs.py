@@ -22,7 +22,7 @@ def test_every_flag_is_listed_with_its_variable_and_default(settings_class: type
     """The tables follow the settings: no flag is missing, renamed or of another default."""
     for each in fields_of(settings_class):
         # By identity: 0.0 is equal to False.
-        words = ((None, ""), (False, "false"), (dataclasses.MISSING, "required"))
+        words = ((None, ""), (False, "false"), (True, "true"), (dataclasses.MISSING, "required"))
         default = next((word for value, word in words if each.default is value), str(each.default))
         flag = f"--{each.name.replace('_', '-')}"
         row = rf"^\| `{flag}` \| `{variable_of(settings_class, each.name)}` \| {re.escape(default)} \| .+ \|$"

@@ -7,13 +7,19 @@ import torch
 from executor_svc import kernels
 from executor_svc.graph.optimize import PASS_NAMES
 from executor_svc.load import KERNELS_OF_DEVICE
-from octavo.settings import DEVICES, KERNEL_SETS, PASSES, POLICIES
+from octavo.settings import DEVICES, KERNEL_SETS, PASSES, PLACEMENTS, POLICIES
+from scheduler_svc.placement_policies import POLICIES as PLACEMENT_POLICIES
 from scheduler_svc.policies.registry import BUILT_IN
 
 
 def test_policies() -> None:
     """Every policy that comes with the scheduler can be named, and no other by a short name."""
     assert sorted(POLICIES) == sorted(BUILT_IN)
+
+
+def test_placements() -> None:
+    """Every way to place a request can be named."""
+    assert sorted(PLACEMENTS) == sorted(PLACEMENT_POLICIES)
 
 
 def test_kernel_sets() -> None:

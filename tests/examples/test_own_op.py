@@ -33,6 +33,7 @@ def test_the_program_measures_the_operator(tmp_path: Path) -> None:
     assert json.loads(out.read_text())["speed_up"] > 0
 
 
+@pytest.mark.full
 def test_octavo_graph_shows_where_it_matches(tmp_path: Path) -> None:
     """Both sublayers of every layer of a Gemma 3 model."""
     one = next(each for each in FIRSTS if each.family == "Gemma 3")

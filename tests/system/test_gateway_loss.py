@@ -105,17 +105,21 @@ class Readers:
 @pytest.mark.timeout(300)
 async def test_gateways_die_and_drain(tiny_model: PreparedModel, reference: Reference, tmp_path: Path) -> None:
     """Bytes that are changed on the way to a client of octavo's change nothing for its reader. kill -9 on a gateway:
-    these clients take their streams up at the other one, token for token; a plain gRPC stream ends with UNAVAILABLE,
+    these clients take their streams up at the other one, token for token, and ask again for what they want whole; a
+    plain gRPC stream ends with UNAVAILABLE,
     one over HTTP with a broken connection. F4, SIGTERM of the other: ten streams end well, new ones are refused, exit
     code 0.
     """
     flags = {"gateway": {"drain-grace": "60"}}
     async with chaos_cell(tiny_model, tmp_path, flags=flags, num_executors=1) as cell:
         await _read_through_damage(cell, reference)
-        read = await Readers(cell).start()
-        cell.signal(GATEWAYS[0], signal.SIGKILL)
-        async with asyncio.timeout(TIMEOUT):
-            results = await asyncio.gather(*read, return_exceptions=True)
+        async with octavo.AsyncClient(cell.client_addresses) as client:
+            whole = asyncio.create_task(client.complete(PROMPTS[0], **GENERATION))
+            read = await Readers(cell).start()
+            cell.signal(GATEWAYS[0], signal.SIGKILL)
+            async with asyncio.timeout(TIMEOUT):
+                results = await asyncio.gather(*read, return_exceptions=True)
+                reference.check_greedy(PROMPTS[0], list((await whole).choices[0].token_ids))
         for index, result in enumerate(results):
             match index % 4:
                 case 0 | 1:

@@ -39,6 +39,7 @@ async def run_overload(tmp_path: Path, seconds: int, *flags: str) -> None:
     assert max(report["growth_bytes"].values()) < MOST_GROWTH, report
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
 async def test_a_short_overload_leaves_nothing_behind(tmp_path: Path) -> None:
     """Three seconds of it: accepted requests end well, others are refused, afterwards all is idle."""

@@ -15,6 +15,7 @@ from reference import Reference
 from stack import TIMEOUT, ProcessStack, plan_processes, wait_idle, wait_serving
 from stack_client import generate, generate_all, read_stream, request_for
 
+import octavo
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
 from octavo.rpc.errors import from_rpc_error
@@ -138,6 +139,36 @@ async def test_executors_that_go_and_come(cell: ProcessStack, reference: Referen
     cell.start("executor-0")
     await wait_serving(cell.gateway_address)
     assert (await generate(cell, request_for([5], 5, ignore_eos=True))).usage.completion_tokens == 5
+    await wait_executors(cell, 1)
+
+
+@pytest.mark.asyncio
+async def test_an_operator_drains_every_service(cell: ProcessStack, reference: Reference) -> None:
+    """AdminService.Drain does what SIGTERM does: an executor hands its sequences over and the scheduler its requests,
+    without a token lost; the gateway ends what its grace does not suffice for. Each exits with 0. Whom nobody knows is
+    not found.
+    """
+    await make_whole(cell)
+    async with octavo.AsyncAdminClient(cell.admin_address) as admin:
+        with pytest.raises(octavo.NotFoundError):
+            await admin.drain(executor="127.0.0.1:1")
+        async with LiveStreams(cell) as tasks:
+            await admin.drain(executor=cell.address("executor-0"))
+            await admin.drain(scheduler=True)
+            assert await cell.wait_exit("executor-0") == 0
+            assert await cell.wait_exit("scheduler") == 0
+            cell.start("scheduler")
+            async with asyncio.timeout(TIMEOUT):
+                outputs = await asyncio.gather(*tasks)
+        await _assert_undisturbed(outputs, reference)
+        async with LiveStreams(cell) as tasks:
+            await admin.drain(gateway="self")
+            async with asyncio.timeout(TIMEOUT):
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        assert isinstance(result, grpc.aio.AioRpcError), result
+        assert from_rpc_error(result).reason == "SHUTTING_DOWN"
+    assert await cell.wait_exit("gateway") == 0
     await wait_executors(cell, 1)
 
 

@@ -22,6 +22,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
 async def test_it_measures_every_workload_through_the_three_services(tmp_path: Path, tiny_model: PreparedModel) -> None:
     """It ends by itself; lengths were exact (else it fails), and nothing is faster than its floor."""

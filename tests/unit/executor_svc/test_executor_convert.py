@@ -123,7 +123,7 @@ def test_every_field_of_a_result_leaves() -> None:
                 np.zeros((1, 0), dtype=np.float32),
             ),
         },
-        timings=StageTimings(queue=1.5, prepare=0.25, forward=0.125, sample=1e-9, idle=2e-5),
+        timings=StageTimings(queue=1.5, prepare=0.25, forward=0.125, sample=1e-9, idle=2e-5, ahead=3e-4),
     )
     message = convert.step_result(result).step_result
     assert (message.session, message.step, list(message.handles)) == (1, 2, [4, 5, 6, 7, 8])
@@ -153,8 +153,10 @@ def test_every_field_of_a_result_leaves() -> None:
     assert message.timings.forward.ToNanoseconds() == 125_000_000
     assert message.timings.sample.ToNanoseconds() == 1
     assert message.timings.idle.ToNanoseconds() == 20_000
+    assert message.timings.ahead.ToNanoseconds() == 300_000
     unknown = convert.step_result(StepResult(1, 2)).step_result
     assert not unknown.timings.HasField("idle")
+    assert not unknown.timings.HasField("ahead")
     assert not message.HasField("failure")
 
 

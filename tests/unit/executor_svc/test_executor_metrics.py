@@ -57,7 +57,7 @@ def test_a_step_counts_its_rows_its_tokens_and_its_stages() -> None:
         1,
         handles=(1, 2, 3),
         statuses=(RowStatus.OK, RowStatus.NAN, RowStatus.OK),
-        timings=StageTimings(queue=0.25, prepare=0.5, forward=1.0, sample=2.0, idle=0.0625),
+        timings=StageTimings(queue=0.25, prepare=0.5, forward=1.0, sample=2.0, ahead=4.0, idle=0.0625),
     )
     page = _page((batch, result))
     assert page[f'{PREFIX}_steps_total{{outcome="ok"}}'] == 1
@@ -66,7 +66,7 @@ def test_a_step_counts_its_rows_its_tokens_and_its_stages() -> None:
     assert page[f"{PREFIX}_tokens_total"] == 6
     assert page[f"{PREFIX}_step_rows_sum"] == 3
     seconds = [page[f'{PREFIX}_step_seconds_sum{{stage="{stage}"}}'] for stage in STAGES]
-    assert seconds == [0.25, 0.5, 1.0, 2.0]
+    assert seconds == [0.25, 0.5, 1.0, 2.0, 4.0]
     assert page[f"{PREFIX}_step_gap_seconds_sum"] == 0.0625
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from fakes_ahead import AheadDriver
 from fakes_executor import Driver, RecallModel, make_limits, make_runner, make_sequence
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,8 +51,14 @@ def _mix() -> dict[str, NewSequence]:
     }
 
 
-def _driver(limits: Limits, *, depth: int = 1, chunk: int = 64, model: RecallModel | None = None) -> Driver:
-    """A driver whose runner checks invariant 5 after every step."""
+def _driver(
+    limits: Limits, *, depth: int = 1, chunk: int = 64, model: RecallModel | None = None, builds_ahead: bool = False
+) -> Driver:
+    """A driver whose runner checks invariant 5 after every step. builds_ahead: inputs are built in the middle of the
+    step before.
+    """
+    if builds_ahead:
+        return AheadDriver(limits, depth=depth, chunk=chunk)
     runner = make_runner(limits, model)
 
     def run(batch: StepBatch) -> StepResult:
@@ -61,7 +69,7 @@ def _driver(limits: Limits, *, depth: int = 1, chunk: int = 64, model: RecallMod
     return Driver(run, limits, depth=depth, chunk=chunk)
 
 
-def _run_all(sequences: dict[str, NewSequence], limits: Limits, **options: int) -> dict[str, list[int]]:
+def _run_all(sequences: dict[str, NewSequence], limits: Limits, **options: Any) -> dict[str, list[int]]:
     driver = _driver(limits, **options)
     for key, sequence in sequences.items():
         driver.add(key, sequence)
@@ -104,27 +112,30 @@ def _holds(output: list[int], word: tuple[int, ...]) -> bool:
     return any(tuple(output[start : start + len(word)]) == word for start in range(len(output)))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(("depth", "builds_ahead"), [(1, False), (2, False), (3, False), (2, True), (3, True)])
 @pytest.mark.parametrize("chunk", [1, 3, 5, 64])
-def test_depth_and_chunking_change_no_token(undisturbed: dict[str, list[int]], depth: int, chunk: int) -> None:
-    """Batched, chunked, with further steps in flight, penalties included: the tokens are those of each run alone (C8,
-    C9).
+def test_depth_and_chunking_change_no_token(
+    undisturbed: dict[str, list[int]], depth: int, chunk: int, *, builds_ahead: bool
+) -> None:
+    """Batched, chunked, with further steps in flight and inputs built ahead, penalties included: the tokens are those
+    of each run alone (C8, C9).
     """
-    assert _run_all(_mix(), make_limits(), depth=depth, chunk=chunk) == undisturbed
+    assert _run_all(_mix(), make_limits(), depth=depth, chunk=chunk, builds_ahead=builds_ahead) == undisturbed
 
 
 @given(
     depth=st.integers(1, 3),
     chunk=st.integers(1, 9),
     preempted=st.lists(st.tuples(st.integers(0, 25), st.sampled_from(sorted(_mix()))), max_size=6),
+    builds_ahead=st.booleans(),
 )
 def test_recompute_equals_undisturbed(
-    undisturbed: dict[str, list[int]], depth: int, chunk: int, preempted: list[tuple[int, str]]
+    undisturbed: dict[str, list[int]], depth: int, chunk: int, preempted: list[tuple[int, str]], *, builds_ahead: bool
 ) -> None:
     """Preempted anywhere, any number of times, and started again from the full record, no token changes (C6, C7,
     C10).
     """
-    driver = _driver(make_limits(num_blocks=50), depth=depth, chunk=chunk)
+    driver = _driver(make_limits(num_blocks=50), depth=depth, chunk=chunk, builds_ahead=builds_ahead)
     for key, sequence in _mix().items():
         driver.add(key, sequence)
     for step in range(26):

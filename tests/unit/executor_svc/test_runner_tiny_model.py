@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,12 +39,12 @@ def _model(request: pytest.FixtureRequest, folder: Path) -> tuple[str, CausalLM]
     return request.param, load_weights(folder, torch.float32, CPU, build_kernels(request.param))
 
 
-def _runner(model: tuple[str, CausalLM]) -> ModelRunner:
+def _runner(model: tuple[str, CausalLM], *, builds_ahead: bool = False) -> ModelRunner:
     kernels, causal_lm = model
     kv_cache = KVCache.allocate(causal_lm.config, LIMITS.num_blocks, LIMITS.block_size, torch.float32, CPU)
     for tensor in (*kv_cache.keys, *kv_cache.values):
         tensor.fill_(float("nan"))
-    return ModelRunner(causal_lm, kv_cache, Sampler(build_kernels(kernels)), LIMITS)
+    return ModelRunner(causal_lm, kv_cache, Sampler(build_kernels(kernels)), LIMITS, builds_ahead=builds_ahead)
 
 
 def _driver(model: tuple[str, CausalLM], *, depth: int = 1, chunk: int = 200) -> Driver:
@@ -106,6 +107,33 @@ def test_greedy_equals_transformers(folder: Path, model: tuple[str, CausalLM]) -
 def test_depth_and_chunking_change_no_token(model: tuple[str, CausalLM], depth: int, chunk: int) -> None:
     """Steps in flight and odd chunks give the tokens of one step at a time with whole prompts (C8, C9)."""
     assert _run(model, depth=depth, chunk=chunk) == _run(model)
+
+
+@pytest.mark.parametrize(("depth", "chunk"), [(2, 200), (3, 5)])
+def test_inputs_and_plans_made_ahead_change_no_token(
+    model: tuple[str, CausalLM], depth: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Angles and the plan of attention are made in the middle of the step before, and belong to the step that takes
+    them.
+    """
+    runner = _runner(model, builds_ahead=True)
+    used: list[bool] = []
+    plain = CausalLM.forward_planned
+
+    def forward_planned(*arguments: Any) -> Tensor:
+        hidden = plain(*arguments)
+        used.append(runner.ahead is not None and runner.ahead.build_next())
+        # Until the next call: what is planned meanwhile must leave it alone.
+        return hidden
+
+    monkeypatch.setattr(CausalLM, "forward_planned", forward_planned)
+    driver = Driver(runner.run, LIMITS, depth=depth, chunk=chunk, announce=runner.announce)
+    for key, sequence in _sequences().items():
+        driver.add(key, sequence)
+    outputs = driver.finish()
+    assert sum(used) > 25
+    assert sum(result.timings.ahead is not None for result in driver.results) > 20
+    assert outputs == _run(model)
 
 
 def test_recompute_equals_undisturbed(model: tuple[str, CausalLM]) -> None:

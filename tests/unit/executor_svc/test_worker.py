@@ -29,6 +29,7 @@ class ScriptedRunner:
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
         self.threads: set[str] = set()
+        self.announced: list[int] = []
         self.gates: dict[int, threading.Event] = {}
         self.running = threading.Event()
         self.failing: set[int] = set()
@@ -47,6 +48,9 @@ class ScriptedRunner:
 
     def check_invariants(self) -> None:
         assert not self.is_broken, "broken"
+
+    def announce(self, batch: StepBatch) -> None:
+        self.announced.append(batch.step)
 
     def run(self, batch: StepBatch) -> StepResult:
         self._note("run", batch.step)
@@ -106,6 +110,7 @@ async def test_events_come_in_order_from_one_thread(runner: ScriptedRunner, work
     assert all(result.timings.queue > 0 for result in results if isinstance(result, StepResult))
     assert runner.calls == [("load", 0), ("reset", 0), ("run", 1), ("run", 2), ("run", 3)]
     assert runner.threads == {"device"}
+    assert runner.announced == [1, 2, 3]
 
 
 @pytest.mark.asyncio

@@ -80,12 +80,16 @@ async def test_what_fits_is_let_through(prepared: PreparedModel) -> None:
         assert (await refusal_of(stack.inference.Generate(request_of(n=2)))).reason == "QUEUE_FULL"
         short = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5] * 5))
         assert await stack.generate(short)
+        # What was accepted counts until the next report does.
+        error = await refusal_of(stack.inference.Generate(request_of()))
+        assert (error.reason, error.metadata["waiting"]) == ("QUEUE_FULL", "5")
+        await stack.report_queues(queue_of(prepared, max_choices=5, max_tokens=12 + 5), other)
         long = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5] * 6))
         error = await refusal_of(stack.inference.Generate(long))
         assert (error.reason, error.metadata["tokens"]) == ("QUEUE_FULL", "6")
         assert len(scheduler.of_kind("submit")) == 1
         page = await stack.scrape()
-        assert value_of(page, "octavo_requests_refused_total", code="resource_exhausted") == 2
+        assert value_of(page, "octavo_requests_refused_total", code="resource_exhausted") == 3
 
 
 @pytest.mark.parametrize("answer", ["accepted", "rejected", "stream"])
@@ -117,6 +121,97 @@ async def test_one_place_is_given_once(prepared: PreparedModel, answer: str) -> 
         assert (await refusal_of(stack.inference.Generate(request_of()))).reason == "QUEUE_FULL"
         for call in (first, second):
             call.cancel()
+        await stack.wait_empty()
+
+
+@pytest.mark.parametrize("outcome", ["submitted", "invalid", "left"])
+@pytest.mark.parametrize("call", ["generate", "score"])
+@pytest.mark.asyncio
+async def test_a_place_is_kept_while_its_prompt_is_made_into_tokens(
+    prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch, call: str, outcome: str
+) -> None:
+    """There is one place, and who comes first has a text that takes a while: others hear at once that there is none
+    left, not once their own texts are tokens. If the first one is found wanting, or leaves, the place is free again.
+    """
+    scheduler = FakeScheduler(accepts=False, auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        await stack.report_queues(queue_of(prepared, max_choices=5))
+        encoding, go_on = asyncio.Event(), asyncio.Event()
+        [model] = stack.gateway._models
+        encode = model.tokenizer.encode
+
+        async def slow(text: str, **options: Any) -> list[int]:
+            encoding.set()
+            await go_on.wait()
+            return await encode(text, **options)
+
+        monkeypatch.setattr(model.tokenizer, "encode", slow)
+        if call == "generate":
+            request = request_of()
+            request.sampling.temperature = -1.0 if outcome == "invalid" else 1.0
+            first = stack.inference.Generate(request, timeout=TIMEOUT)
+            reading = asyncio.ensure_future(first.read())
+        else:
+            part = inference_pb2.Continuation(text="" if outcome == "invalid" else "b")
+            first = stack.inference.Score(inference_pb2.ScoreRequest(text=TEXT, continuations=[part]), timeout=TIMEOUT)
+            reading = asyncio.ensure_future(_answer_of(first))
+        await asyncio.wait_for(encoding.wait(), TIMEOUT)
+        for _ in range(3):
+            error = await refusal_of(stack.inference.Generate(request_of(), timeout=TIMEOUT))
+            assert (error.reason, error.metadata["waiting"]) == ("QUEUE_FULL", "5")
+        if outcome == "left":
+            first.cancel()
+        go_on.set()
+        if outcome == "submitted":
+            await scheduler.wait_received("submit")
+            assert (await refusal_of(stack.inference.Generate(request_of(), timeout=TIMEOUT))).reason == "QUEUE_FULL"
+        else:
+            await asyncio.wait({reading})
+            # A gateway learns that a client has left a moment later than the client.
+            while not scheduler.of_kind("submit"):
+                second = stack.inference.Generate(request_of(), timeout=TIMEOUT)
+                submitted = asyncio.ensure_future(scheduler.wait_received("submit"))
+                refused = asyncio.ensure_future(second.read())
+                await asyncio.wait({submitted, refused}, return_when=asyncio.FIRST_COMPLETED)
+                second.cancel()
+                submitted.cancel()
+                await asyncio.gather(submitted, refused, return_exceptions=True)
+        first.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await stack.wait_empty()
+
+
+async def _answer_of(call: Any) -> Any:
+    return await call
+
+
+@pytest.mark.asyncio
+async def test_rows_that_are_free_are_places(prepared: PreparedModel) -> None:
+    """Two rows are free and one may wait: of ten that come at once three are submitted, and the first whatever it
+    needs where an executor has nothing to do.
+    """
+    scheduler = FakeScheduler(accepts=False, auto=False)
+    async with running_stack(prepared, scheduler) as stack:
+        queue = scheduler_pb2.FullQueue(model=prepared.name, num_free_rows=2, max_choices=1)
+        await stack.report_queues(queue)
+        calls = [stack.inference.Generate(request_of(), timeout=TIMEOUT) for _ in range(10)]
+        readings = [asyncio.ensure_future(call.read()) for call in calls]
+        while sum(each.done() for each in readings) < 7:
+            await asyncio.wait([each for each in readings if not each.done()], return_when=asyncio.FIRST_COMPLETED)
+        assert len(await scheduler.wait_received("submit", 3)) == 3
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*readings, return_exceptions=True)
+        await stack.wait_empty()
+        scheduler.end_stream()
+        await scheduler.wait_received("hello", 2)
+        await stack.wait_health(True)
+        queue.is_idle = True
+        await stack.report_queues(queue)
+        call = stack.inference.Generate(request_of(n=8), timeout=TIMEOUT)
+        await scheduler.wait_received("submit", 4)
+        assert (await refusal_of(stack.inference.Generate(request_of()))).reason == "QUEUE_FULL"
+        call.cancel()
         await stack.wait_empty()
 
 

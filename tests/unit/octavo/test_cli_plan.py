@@ -62,10 +62,13 @@ def test_the_services_find_one_another(model: PreparedModel) -> None:
 def test_flags_reach_the_services_that_know_them(model: PreparedModel) -> None:
     """A shared setting goes to all, another to its own service only."""
     extra = {"cell": "blue", "dtype": "float32", "depth": "1", "kv_memory": "64MiB", "check_invariants": "true"}
+    extra |= {"ops": "my_package.my_ops", "passes": "all,-liveness", "build_ahead": "false"}
     settings = settings_of(plan_cell(model, PlanOptions(extra=extra, **FREE), {}))
     assert {each.cell for each in settings.values()} == {"blue"}
     assert (settings["scheduler"].depth, settings["scheduler"].check_invariants) == (1, True)
-    assert (settings["executor-0"].dtype, settings["executor-0"].kv_memory) == ("float32", 64 << 20)
+    executor = settings["executor-0"]
+    assert (executor.dtype, executor.kv_memory) == ("float32", 64 << 20)
+    assert (executor.ops, executor.passes, executor.build_ahead) == ("my_package.my_ops", "all,-liveness", False)
 
 
 def test_several_executors_share_cores_and_memory(model: PreparedModel) -> None:

@@ -52,7 +52,7 @@ class ScriptedEngine(Engine):
     """Answers by script and notes how it was called."""
 
     def __init__(self) -> None:
-        super().__init__(load_policy("fcfs"), 2)
+        super().__init__(load_policy("fcfs"), 100)  # its script bounds the steps, not their number in flight
         self.called = Watched()
         self.calls: list[str] = []
         self.steps: dict[int, int] = defaultdict(int)

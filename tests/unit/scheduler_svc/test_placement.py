@@ -28,7 +28,7 @@ def test_equal_work_is_spread_evenly() -> None:
 
 def test_load_is_a_share_of_the_memory() -> None:
     """An executor with three times the blocks gets three times the work."""
-    cell = make_cell(make_spec(num_blocks=21), make_spec(num_blocks=61))
+    cell = make_cell(make_spec(num_blocks=21), make_spec(num_blocks=61), placement="least-loaded")
     for counter in range(1, 41):
         cell.submit(make_record(counter))
     assert placed(cell) == [10, 30]
@@ -36,7 +36,7 @@ def test_load_is_a_share_of_the_memory() -> None:
 
 def test_long_prompts_weigh_by_their_blocks() -> None:
     """One prompt of ten blocks counts as much as ten of one block."""
-    cell = make_cell(make_spec(), make_spec())
+    cell = make_cell(make_spec(), make_spec(), placement="least-loaded")
     cell.submit(make_record(1, prompt=[1] * 160))
     for counter in range(2, 12):
         cell.submit(make_record(counter))
@@ -45,7 +45,7 @@ def test_long_prompts_weigh_by_their_blocks() -> None:
 
 def test_running_sequences_weigh_what_they_hold() -> None:
     """Blocks that decoding took since are counted when the next request is placed."""
-    cell = make_cell(make_spec(block_size=1), make_spec(block_size=1))
+    cell = make_cell(make_spec(block_size=1), make_spec(block_size=1), placement="least-loaded")
     cell.submit(make_record(1, prompt=[1], max_tokens=30))
     for _ in range(10):
         cell.schedule(1)

@@ -75,6 +75,25 @@ async def test_a_preempted_sequence_tells_again() -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_executor_lost_amid_a_prompt_tells_again() -> None:
+    """The first step of a prompt was answered, the second was not: from its start again, and the same tokens follow."""
+    executor = FakeExecutor()
+    async with running_scheduler(executor) as scheduler:
+        gateway = await scheduler.ready_gateway()
+        executor.hold()
+        await gateway.submit(1, PROMPT, 10, n=2, prompt_logprobs=2)
+        executor.permit(1)
+        await gateway.until(lambda: bool(told_of(gateway, 1)))
+        assert not any(gateway.outcomes[1].tokens.values())
+        executor.break_streams()
+        executor.release()
+        await gateway.over(1)
+        check_whole(told_of(gateway, 1), 2, again=True)
+        assert gateway.outcomes[1].tokens == {choice: expected_tokens(PROMPT, 10, choice=choice) for choice in range(2)}
+        assert executor.num_sessions == 2
+
+
+@pytest.mark.asyncio
 async def test_what_was_not_acknowledged_is_told_again() -> None:
     """Prompt logprobs are kept until they are acknowledged, as all outputs are."""
     executor = FakeExecutor()

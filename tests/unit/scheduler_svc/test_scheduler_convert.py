@@ -186,8 +186,10 @@ def test_every_status_and_failure_of_the_contract_is_known() -> None:
     assert finish_reasons == set(scheduler_pb2.FinishReason.values()) - {0}
 
 
-def test_an_idle_time_that_is_not_told_is_none() -> None:
-    """An older executor, and a step with nothing to go on with, say none; zero is a time."""
+def test_times_that_are_not_told_are_none() -> None:
+    """An older executor says none; nor does one whose step had nothing to go on with, or no inputs built ahead. Zero is
+    a time.
+    """
     result = executor_pb2.StepResult(step=2)
     result.timings.forward.FromMilliseconds(4)
     assert convert.batch_result(result, 1).timings == StageTimings(0.0, 0.0, 0.004, 0.0)
@@ -195,6 +197,8 @@ def test_an_idle_time_that_is_not_told_is_none() -> None:
     assert convert.batch_result(result, 1).timings == StageTimings(0.0, 0.0, 0.004, 0.0, 0.0)
     result.timings.idle.FromMicroseconds(20)
     assert convert.batch_result(result, 1).timings == StageTimings(0.0, 0.0, 0.004, 0.0, 2e-5)
+    result.timings.ahead.FromMicroseconds(300)
+    assert convert.batch_result(result, 1).timings == StageTimings(0.0, 0.0, 0.004, 0.0, 2e-5, 3e-4)
 
 
 def test_a_welcome_without_sizes_is_refused() -> None:

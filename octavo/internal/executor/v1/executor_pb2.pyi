@@ -202,18 +202,20 @@ class RowPromptLogprobs(_message.Message):
     def __init__(self, row: _Optional[int] = ..., first_token_index: _Optional[int] = ..., columns: _Optional[_Union[_sequence_pb2.TokenLogprobColumns, _Mapping]] = ...) -> None: ...
 
 class StageTimings(_message.Message):
-    __slots__ = ("queue", "prepare", "forward", "sample", "idle")
+    __slots__ = ("queue", "prepare", "forward", "sample", "idle", "ahead")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     queue: _duration_pb2.Duration
     prepare: _duration_pb2.Duration
     forward: _duration_pb2.Duration
     sample: _duration_pb2.Duration
     idle: _duration_pb2.Duration
-    def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prepare: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., forward: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sample: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    ahead: _duration_pb2.Duration
+    def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prepare: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., forward: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., sample: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ahead: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class StepFailure(_message.Message):
     __slots__ = ("reason", "message")

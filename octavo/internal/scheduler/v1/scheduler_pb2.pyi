@@ -369,7 +369,7 @@ class LoadReport(_message.Message):
     def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., kv_usage: _Optional[float] = ..., is_stalled: bool = ..., num_received_frames: _Optional[int] = ..., full_queues: _Optional[_Iterable[_Union[FullQueue, _Mapping]]] = ...) -> None: ...
 
 class FullQueue(_message.Message):
-    __slots__ = ("model", "num_choices", "num_tokens", "max_choices", "max_tokens", "drained_choices_per_second", "drained_tokens_per_second")
+    __slots__ = ("model", "num_choices", "num_tokens", "max_choices", "max_tokens", "drained_choices_per_second", "drained_tokens_per_second", "num_free_rows", "is_idle")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +377,8 @@ class FullQueue(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAINED_CHOICES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     DRAINED_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    IS_IDLE_FIELD_NUMBER: _ClassVar[int]
     model: str
     num_choices: int
     num_tokens: int
@@ -384,7 +386,9 @@ class FullQueue(_message.Message):
     max_tokens: int
     drained_choices_per_second: float
     drained_tokens_per_second: float
-    def __init__(self, model: _Optional[str] = ..., num_choices: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_choices: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drained_choices_per_second: _Optional[float] = ..., drained_tokens_per_second: _Optional[float] = ...) -> None: ...
+    num_free_rows: int
+    is_idle: bool
+    def __init__(self, model: _Optional[str] = ..., num_choices: _Optional[int] = ..., num_tokens: _Optional[int] = ..., max_choices: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drained_choices_per_second: _Optional[float] = ..., drained_tokens_per_second: _Optional[float] = ..., num_free_rows: _Optional[int] = ..., is_idle: bool = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +20,7 @@ from torch import Tensor
 from executor_svc.graph import ops
 from executor_svc.graph.custom import CustomOp, CustomOpError, bind_ops, load_ops
 from executor_svc.graph.matching import Pattern
-from executor_svc.graph.native_op import Cpp, Cuda
+from executor_svc.graph.native_op import Cpp, Cuda, NativeOpError
 from executor_svc.graph.optimize import PASSES, choose_passes, optimize
 from executor_svc.kernels import KernelSet, build_kernels
 
@@ -142,7 +144,7 @@ def test_a_wrong_operator_is_refused_when_it_is_loaded(
 
 
 def test_sources_that_cannot_be_compiled_are_named(tmp_path: Path, kernels: KernelSet) -> None:
-    """The compiler's first errors are told; CUDA without nvcc, a file that is missing."""
+    """The compiler's first errors are told, or that the file is missing or includes nothing of Octavo's."""
     source = tmp_path / "broken.cpp"
     source.write_text('#include "octavo_op.h"\nint f() { return nothing; }\n')
     with pytest.raises(CustomOpError, match=r"double_add: broken.cpp does not compile: .*nothing"):
@@ -153,9 +155,75 @@ def test_sources_that_cannot_be_compiled_are_named(tmp_path: Path, kernels: Kern
     bare.write_text("int f() { return 1; }\n")
     with pytest.raises(CustomOpError, match=r"bare.cpp does not include octavo_op.h"):
         _bound(replace(OP, cpu=Cpp(bare, lambda library: _reference)), kernels)
-    on_gpu = replace(kernels, name="triton")
-    with pytest.raises(CustomOpError, match=r"op.cu is CUDA, and there is no nvcc|cannot be read|does not compile"):
-        _bound(replace(OP, cuda=Cuda(tmp_path / "op.cu", lambda library: _reference)), on_gpu)
+
+
+CUDA_SOURCE = """
+__global__ void double_add(const float *x, const float *y, float *out, long count) {
+    long at = blockIdx.x * long(blockDim.x) + threadIdx.x;
+    if (at < count) out[at] = x[at] + y[at] + y[at];
+}
+extern "C" void run_double_add(const float *x, const float *y, float *out, long count) {
+    double_add<<<(count + 255) / 256, 256>>>(x, y, out, count);
+}
+"""
+
+
+def _on_gpus(kernels: KernelSet, source: Path, device: str = "cuda") -> Any:
+    """Bind OP with a CUDA source alone, as beside the Triton set."""
+    op = replace(OP, cuda=Cuda(source, lambda library: library.run_double_add))
+    return bind_ops([op], replace(kernels, name="triton"), torch.float32, torch.device(device))
+
+
+def test_cuda_without_its_compiler_or_a_gpu_is_refused(
+    tmp_path: Path, kernels: KernelSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is compiled: by the name of the op and the source, and what to do."""
+    source = tmp_path / "op.cu"
+    source.write_text(CUDA_SOURCE)
+    with pytest.raises(CustomOpError, match=r"double_add: op\.cu is CUDA and runs on a GPU alone: take --device cuda"):
+        _on_gpus(kernels, source, "cpu")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CustomOpError, match=r"double_add: op\.cu is CUDA, and there is no nvcc: install the CUDA"):
+        _on_gpus(kernels, source)
+
+
+def test_a_cuda_source_is_compiled_once_for_each_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that stands for nvcc is called with the source; its errors are told, and the library is kept until
+    the source changes.
+    """
+    (tmp_path / "bin").mkdir()
+    nvcc, calls = tmp_path / "bin" / "nvcc", tmp_path / "calls"
+    # As nvcc, it takes -Xcompiler and -arch; what it compiles is the host's part.
+    nvcc.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\nwhile [ "$1" != -fPIC ]; do shift; done\n'
+        f'shift 2\nexec g++ -shared -fPIC -x c++ "$@"\n'
+    )
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+    source = tmp_path / "op.cu"
+    source.write_text('extern "C" int answer() { return 41; }\n')
+    version = Cuda(source, lambda library: library.answer)
+    assert [version.load()(), version.load()()] == [41, 41]
+    assert len(calls.read_text().splitlines()) == 1
+    assert "-arch=native" in calls.read_text()
+    source.write_text('extern "C" int answer() { return 42; }\n')
+    assert version.load()() == 42
+    source.write_text("int answer() { return nothing; }\n")
+    with pytest.raises(NativeOpError, match=r"op\.cu does not compile: .*nothing"):
+        version.load()
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+def test_nvcc_compiles_a_kernel_and_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded without a GPU; an error in the kernel is told as the compiler has it."""
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+    source = tmp_path / "op.cu"
+    source.write_text(CUDA_SOURCE)
+    assert Cuda(source, lambda library: library.run_double_add).load()
+    source.write_text(CUDA_SOURCE.replace("out[at]", "outside[at]"))
+    with pytest.raises(NativeOpError, match=r"op\.cu does not compile: .*outside"):
+        Cuda(source, lambda library: library.run_double_add).load()
 
 
 def test_modules_without_operators_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

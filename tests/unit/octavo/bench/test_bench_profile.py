@@ -33,6 +33,7 @@ EXECUTOR = """\
 octavo_executor_step_seconds_sum{{stage="prepare"}} {prepare}
 octavo_executor_step_seconds_sum{{stage="forward"}} {forward}
 octavo_executor_step_seconds_sum{{stage="sample"}} {sample}
+octavo_executor_step_seconds_sum{{stage="ahead"}} {ahead}
 octavo_executor_step_seconds_count{{stage="forward"}} {steps}
 # TYPE octavo_executor_step_gap_seconds histogram
 octavo_executor_step_gap_seconds_sum {gap}
@@ -56,9 +57,10 @@ def scheduler_page(steps: int) -> str:
 
 
 def executor_page(steps: int, *, are_ops_timed: bool = True) -> str:
-    """Likewise of 0.1 ms idle, 1 ms inputs, 8 ms forward (of these 5 and 2 in ops), 0.5 ms sampling."""
+    """Likewise of 0.1 ms idle, 1 ms inputs, 8 ms forward (of these 5 and 2 in ops), 0.5 ms sampling, 4 ms ahead."""
     ms = steps / 1e3
     times = {"prepare": ms, "forward": 8 * ms, "sample": 0.5 * ms, "gap": 0.1 * ms, "linear": 5 * ms, "rotary": 2 * ms}
+    times["ahead"] = 4 * ms
     page = EXECUTOR + OPS if are_ops_timed else EXECUTOR
     return page.format(steps=steps, rows=4 * steps, tokens=6 * steps, **times)
 
@@ -103,7 +105,8 @@ def test_parts_are_means_of_the_steps_between_two_readings() -> None:
     }
     assert dict(profile.device) == pytest.approx(expected)
     assert profile.seconds == pytest.approx(0.0096)
-    assert dict(profile.around) == pytest.approx({"schedule": 0.001, "hop": 0.002, "publish": 0.003})
+    around = {"schedule": 0.001, "hop": 0.002, "publish": 0.003, "inputs ahead": 0.004}
+    assert dict(profile.around) == pytest.approx(around)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
@@ -133,6 +136,7 @@ def test_table_and_document_hold_every_part() -> None:
     assert lines["idle"] == ["0.100", "1.0%"]
     assert lines["whole step"] == ["9.600"]
     assert lines["beside it: hop"] == ["2.000"]
+    assert lines["beside it: inputs ahead"] == ["4.000"]
     assert "60, of 4.0 sequences and 6.0 tokens on average" in text
     assert "--executor-metrics" not in text
     written = document(outcome, datetime.now(UTC))["profile"]
