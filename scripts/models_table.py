@@ -17,12 +17,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 def table() -> str:
     """Return the lines of the table."""
     from gguf_families import GGUF_FAMILIES
-    from model_variations import FALLBACKS, FIRSTS, PROOFS, VARIATIONS
+    from model_variations import FALLBACKS, FIRSTS, PROOFS, RARER, VARIATIONS
     from published_llamas import LLAMAS
     from published_others import OTHERS
 
     lines = ["| family | variation | format | kernel sets | proven |", "| --- | --- | --- | --- | --- |"]
-    for each in VARIATIONS:
+    for each in VARIATIONS + RARER:
         proofs = [proof for proof in PROOFS if each.is_windowed or proof != "past the window"]
         kernels = f"{KERNELS}, triton" if each in FIRSTS else KERNELS
         lines.append(f"| {each.family} | {each.name} | folder | {kernels} | {', '.join(proofs)} |")

@@ -205,6 +205,10 @@ def _gemma_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
+def _olmo2_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    return _llama_keys(config) | {"attention.sliding_window": config.get("sliding_window")}
+
+
 def _phi3_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = _llama_keys(config)
     rope = config["rope_parameters"]
@@ -266,6 +270,7 @@ _KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "gemma2": _gemma_keys,
     "gemma3": _gemma_keys,
     "phi3": _phi3_keys,
+    "olmo2": _olmo2_keys,
     "granite": _granite_keys,
     "gpt2": _gpt2_keys,
     "gptneox": _gptneox_keys,
@@ -331,6 +336,18 @@ GGUF_FAMILIES = {
         {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64},
     ),
     "olmo 2": GgufFamily("Olmo2ForCausalLM", "olmo2"),
+    "olmo 3": GgufFamily(
+        "Olmo3ForCausalLM",
+        "olmo2",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 6,
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
     "granite": GgufFamily(
         "GraniteForCausalLM",
         "granite",

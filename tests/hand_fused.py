@@ -287,7 +287,13 @@ class DecoderBuilder:
         ups, downs = zip(*(self._expert(each) for each in spec.experts), strict=True)
         router = self._parameters.linear(spec.router)
         return RoutedExperts(
-            router, ups, self._activation, downs, num_used=experts.num_used, normalize=experts.normalize
+            router,
+            ups,
+            self._activation,
+            downs,
+            num_used=experts.num_used,
+            normalize=experts.normalize,
+            kernels=self._kernels,
         )
 
     def _expert(self, spec: MlpSpec) -> tuple[Linear, Linear]:

@@ -89,6 +89,8 @@ _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24}
 _QWEN3 = {"head_dim": 16}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, **_QWEN3}
 _LAYERS4 = {"num_hidden_layers": 4}
+_WINDOWED = {"sliding_window": WINDOW}
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
 VARIATIONS = (
     Variation("Llama", "plain", "LlamaConfig"),
     Variation("Llama", "biases", "LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
@@ -246,17 +248,50 @@ VARIATIONS = (
 
 FIRSTS = tuple({variation.family: variation for variation in reversed(VARIATIONS)}.values())[::-1]
 """The first variation of each family."""
+RARER = (
+    Variation(
+        "OLMo 3",
+        "window on three of four layers, YaRN on the fourth",
+        "Olmo3Config",
+        {
+            **_LAYERS4,
+            "sliding_window": WINDOW,
+            "rope_parameters": {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
+        },
+    ),
+    Variation(
+        "Ministral",
+        "window on one of two layers",
+        "MinistralConfig",
+        {**_WINDOWED, "layer_types": [SLIDING, FULL], "head_dim": 20},
+    ),
+    Variation("Command R", "plain", "CohereConfig"),
+    Variation("Command R7B", "every fourth layer does not turn", "Cohere2Config", {**_LAYERS4, **_WINDOWED}),
+    Variation("EXAONE 4", "every fourth layer does not turn", "Exaone4Config", {**_LAYERS4, **_WINDOWED}),
+    Variation("GLM-4", "heads that turn in part", "GlmConfig", {"head_dim": 16}),
+    Variation("GLM-4-0414", "norms around sublayers", "Glm4Config", {"head_dim": 16}),
+    Variation("Nemotron", "heads that turn in part, squared ReLU", "NemotronConfig"),
+    Variation("StableLM", "one after the other", "StableLmConfig", sizes={**SIZES, "hidden_size": 64}),
+    Variation(
+        "StableLM",
+        "side by side, biases",
+        "StableLmConfig",
+        {"use_parallel_residual": True, "use_qkv_bias": True},
+        {**SIZES, "hidden_size": 64},
+    ),
+    Variation("StarCoder 2", "window", "Starcoder2Config", _WINDOWED),
+    Variation("Mistral 3", "text part of one that sees", "Mistral3Config", {"head_dim": 20, "sliding_window": None}),
+    Variation("Qwen 2.5 VL", "text part of one that sees", "Qwen2_5_VLConfig", {"rope_parameters": _MROPE}),
+)
+"""Of families that are less in use: under `make test` they run through the tests of `PROOFS` alone."""
 
 
 def save_variation(folder: Path, variation: Variation, *, seed: int = 0) -> Any:
     """Write a model with random weights into `folder`, as transformers saves it, and return it in float32."""
     config_class = getattr(transformers, variation.config)
     fields = {**variation.sizes, **variation.fields}
-    if variation.config == "Gemma3Config":
-        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-        vision |= {"image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
-        config = config_class(text_config=fields, vision_config=vision, mm_tokens_per_image=4)
-        model = transformers.Gemma3ForConditionalGeneration(config)
+    if variation.config in SEEING:
+        model = _seeing(config_class, variation.config, fields)
     else:
         model = transformers.AutoModelForCausalLM.from_config(config_class(**fields), dtype=torch.float32)
     randomize(model, seed)
@@ -264,13 +299,50 @@ def save_variation(folder: Path, variation: Variation, *, seed: int = 0) -> Any:
     return model
 
 
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 28,
+    "patch_size": 14,
+}
+SEEING: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "Gemma3Config": (
+        {"vision_config": {**_VISION, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4},
+        {},
+    ),
+    "Mistral3Config": (
+        {"vision_config": {**_VISION, "model_type": "pixtral"}, "tie_word_embeddings": False},
+        {"model_type": "mistral"},
+    ),
+    "Qwen2_5_VLConfig": (
+        {
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 32,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+                "intermediate_size": 16,
+            }
+        },
+        {},
+    ),
+}
+"""Config classes of models that see: what they are given, and what their text part is beside a variation's own."""
+
+
+def _seeing(config_class: Any, name: str, fields: Mapping[str, Any]) -> Any:
+    """Make a model that sees."""
+    own, of_text = SEEING[name]
+    config = config_class(text_config={**of_text, **fields}, **own)
+    return getattr(transformers, f"{name.removesuffix('Config')}ForConditionalGeneration")(config).float()
+
+
 FALLBACKS: Mapping[str, Mapping[str, Any]] = {
-    "StableLmConfig": {"hidden_size": 64},
-    "Starcoder2Config": {},
-    "CohereConfig": {},
-    "Cohere2Config": {"sliding_window": WINDOW, **_LAYERS4},
-    "Glm4Config": {"head_dim": 16},
     "PhiConfig": {},
+    "SeedOssConfig": {"head_dim": 16},
+    "FlexOlmoConfig": {"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "OlmoeConfig": {"num_experts": 4, "num_experts_per_tok": 2},
     "GPTJConfig": {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 128},
     "GPTBigCodeConfig": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 80},
@@ -290,12 +362,14 @@ FALLBACKS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Models of no family, which transformers' own code runs: config classes, and what they are given beside the sizes."""
+_OF_FAMILIES: Mapping[str, Mapping[str, Any]] = {"Cohere2Config": {**_WINDOWED, **_LAYERS4}}
+"""The same of models of families, which tests run by that code nevertheless."""
 
 
 def save_fallback(folder: Path, config: str, **fields: Any) -> Any:
     """Write a model of no family with random weights, as transformers saves it, and return it in float32."""
     config_class = getattr(transformers, config)
-    own = {**FALLBACKS.get(config, {}), **fields}
+    own = {**FALLBACKS.get(config, {}), **_OF_FAMILIES.get(config, {}), **fields}
     sizes = {"vocab_size": 320, "pad_token_id": 0} if "n_embd" in own else SIZES
     model = transformers.AutoModelForCausalLM.from_config(config_class(**{**sizes, **own}), dtype=torch.float32)
     randomize(model, 0)

@@ -27,6 +27,7 @@ from executor_svc.kernels.paged_attention import PlanAttention
 from executor_svc.kernels.penalties import ApplyPenalties
 from executor_svc.kernels.record import Record
 from executor_svc.kernels.rotary_write_kv import RotaryWriteKv
+from executor_svc.kernels.routed_experts import JoinExperts, RouteExperts
 from executor_svc.kernels.sampling import SampleTokens
 from executor_svc.kernels.unfused import Add, Multiply, Rotary, Silu, WriteKv
 
@@ -64,6 +65,8 @@ class KernelSet:
     scale: Scale
     rotary_write_kv: RotaryWriteKv
     plan_attention: PlanAttention
+    route_experts: RouteExperts
+    join_experts: JoinExperts
     record: Record
     on_host: OnHost
     finite_rows: FiniteRows

@@ -43,6 +43,8 @@ OP_OF_FIELD = {
     "scale": "norms",
     "rotary_write_kv": "rotary_kv",
     "plan_attention": "attention",
+    "route_experts": "activation",
+    "join_experts": "activation",
     "on_host": "ranks",
     "finite_rows": "checks",
     "uniform": "sampling",

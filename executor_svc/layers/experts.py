@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from executor_svc.kernels import KernelSet
 from executor_svc.kernels.linear import Linear
 
 
@@ -29,8 +30,11 @@ class RoutedExperts:
         *,
         num_used: int,
         normalize: bool,
+        kernels: KernelSet,
     ) -> None:
         """`normalize`: whether the weights of the experts used are made to sum to 1."""
+        self._route = kernels.route_experts
+        self._join = kernels.join_experts
         self._router = router
         self._ups = ups
         self._activation = activation
@@ -40,18 +44,10 @@ class RoutedExperts:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [T, hidden] to a new [T, hidden]."""
-        weights, chosen = self._router(x).float().softmax(-1).topk(self._num_used, dim=-1)
-        if self._normalize:
-            weights /= weights.sum(-1, keepdim=True)
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=len(self._ups)).tolist()
-        tokens = x[order // self._num_used]
-        up = _by_expert(self._ups, tokens, counts)
-        down = _by_expert(self._downs, self._activation(up), counts)
-        # Back from the order of experts to that of tokens, each one's experts in the order of its scores.
-        outputs = torch.empty_like(down).index_copy_(0, order, down).view(len(x), self._num_used, -1)
-        return (outputs.float() * weights[..., None]).sum(1).to(x.dtype)
+        routing = self._route(self._router(x), self._num_used, normalize=self._normalize)
+        tokens = x[routing.order // self._num_used]
+        up = _by_expert(self._ups, tokens, routing.counts)
+        return self._join(_by_expert(self._downs, self._activation(up), routing.counts), routing)
 
 
 def _by_expert(experts: Sequence[Linear], x: Tensor, counts: Sequence[int]) -> Tensor:

@@ -20,6 +20,8 @@ from executor_svc.models.spec import DecoderSpec, ExpertsSpec, LinearSpec, MlpSp
 from executor_svc.parallel.norm import rank_norm
 from executor_svc.parallel.ranks import Ranks
 
+_PLUS_ONE = (NormKind.RMS_PLUS_ONE, NormKind.LAYER_PLUS_ONE)
+
 
 class DecoderBuilder:
     """Loads the parameters of one model. Several threads may load different ones at a time."""
@@ -70,7 +72,7 @@ class DecoderBuilder:
         return self._kernels.on_host(partial(rank_norm, self._ranks, weight, self._config.norm_eps))
 
     def _norm(self, spec: NormSpec) -> tuple[Tensor, Tensor | None]:
-        return self._parameters.norm(spec, add_one=self._config.norm is NormKind.RMS_PLUS_ONE)
+        return self._parameters.norm(spec, add_one=self._config.norm in _PLUS_ONE)
 
     def _experts(self, spec: ExpertsSpec) -> RoutedExperts:
         experts = self._config.experts
@@ -79,7 +81,13 @@ class DecoderBuilder:
         ups, downs = zip(*(self._expert(each) for each in spec.experts), strict=True)
         router = self._parameters.linear(spec.router)
         return RoutedExperts(
-            router, ups, self._activation, downs, num_used=experts.num_used, normalize=experts.normalize
+            router,
+            ups,
+            self._activation,
+            downs,
+            num_used=experts.num_used,
+            normalize=experts.normalize,
+            kernels=self._kernels,
         )
 
     def _expert(self, spec: MlpSpec) -> tuple[Linear, Linear]:

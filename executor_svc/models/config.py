@@ -42,6 +42,10 @@ class NormKind(Enum):
     """RMSNorm whose weight on disk is what is added to 1 (Gemma)."""
     LAYER = auto()
     """LayerNorm with a bias."""
+    LAYER_NO_BIAS = auto()
+    """LayerNorm with a weight alone (Command R)."""
+    LAYER_PLUS_ONE = auto()
+    """LayerNorm with a bias, whose weight on disk is what is added to 1 (Nemotron)."""
     LAYER_PLAIN = auto()
     """LayerNorm without weight and bias (Galactica)."""
 
@@ -80,6 +84,8 @@ class Activation(Enum):
     GELU = auto()
     GELU_TANH = auto()
     RELU = auto()
+    RELU_SQUARED = auto()
+    """So et al. 2021, "Primer"."""
 
 
 @dataclass(frozen=True)

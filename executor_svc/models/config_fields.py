@@ -9,6 +9,8 @@ from typing import Any
 
 from executor_svc.weights import ModelLoadError, UnsupportedModelError
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Words of `layer_types`."""
 _TOO_LARGE = 1 << 31
 """No size of a model gets there."""
 

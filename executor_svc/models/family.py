@@ -31,11 +31,15 @@ class Family:
     """What config.json calls fields whose names here are Llama's."""
     names: Names | Callable[[Collection[str]], Names] = LLAMA_NAMES
     """Names of the tensors; a function of those that a checkpoint has where a family was saved under several."""
+    unless: tuple[str, ...] = ()
+    """Fields that ask for what Octavo's decoder has not: where one is set the model runs by transformers' code."""
+
+    def takes(self, fields: ConfigFields) -> bool:
+        """Whether none of those is set."""
+        return not any(fields.get(name) for name in self.unless)
 
     def read_config(self, fields: ConfigFields) -> ModelConfig:
         """Map config.json. Raises ModelLoadError, and UnsupportedModelError, with the name of the field."""
-        if fields.get("quantization_config"):
-            raise fields.refuse("quantization_config", "none (weights in F32, F16 or BF16, or a GGUF file)")
         try:
             return self.read_fields(fields.within(self.defaults, self.aliases))
         except ValueError as error:

@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from executor_svc.models.config import ModelConfig, NormKind, Placement
-from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.config_fields import FULL, SLIDING, ConfigFields
 from executor_svc.models.family import Family
-from executor_svc.models.reading import (
-    FULL,
-    SLIDING,
-    read_activation,
-    read_layer_types,
-    read_llama_like,
-    read_window,
-    with_windows,
-)
+from executor_svc.models.reading import read_activation, read_layer_types, read_llama_like, read_window, with_windows
 
 
 def read_gemma2(fields: ConfigFields) -> ModelConfig:

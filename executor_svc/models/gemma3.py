@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
-from executor_svc.layers.rotary import RotaryConfig
 from executor_svc.models.config import ModelConfig, NormKind, Placement, QkNorm
-from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.config_fields import FULL, SLIDING, ConfigFields
 from executor_svc.models.family import Family
 from executor_svc.models.naming import Names, find_prefix
-from executor_svc.models.reading import (
-    FULL,
-    SLIDING,
-    read_activation,
-    read_layer_types,
-    read_llama_like,
-    read_window,
-    with_windows,
-)
-from executor_svc.models.rope_fields import read_layer_rotary, read_rotary
+from executor_svc.models.reading import read_activation, read_layer_types, read_llama_like, read_window, with_windows
+from executor_svc.models.rope_fields import read_rotary_by_type
 
 DEFAULTS = {
     "vocab_size": 262208,
@@ -37,7 +28,7 @@ DEFAULTS = {
     "sliding_window": 4096,
 }
 """All sizes are here: the files of the larger models name only what differs."""
-_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+_THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
@@ -47,7 +38,7 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
     config = read_llama_like(
         fields,
         "Gemma3ForCausalLM",
-        rotary=_read_rotary(fields, FULL),
+        rotary=None,
         norm=NormKind.RMS_PLUS_ONE,
         placement=Placement.AROUND,
         qk_norm=QkNorm.HEAD,
@@ -60,26 +51,12 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
     otherwise = [SLIDING if (index + 1) % pattern else FULL for index in range(config.num_layers)]
     types = read_layer_types(fields, config.num_layers, otherwise)
     scale, window = fields.positive("query_pre_attn_scalar") ** -0.5, read_window(fields)
-    rotaries = {each: _read_rotary(fields, each) for each in (FULL, SLIDING)}
+    rotaries = read_rotary_by_type(fields, config.head_dim, _THETAS, sliding_theta_name="rope_local_base_freq")
     layers = [
         replace(layer, attention_scale=scale, rotary=rotaries[each])
         for layer, each in zip(config.layers, types, strict=True)
     ]
     return with_windows(replace(config, layers=tuple(layers)), [window if each == SLIDING else 0 for each in types])
-
-
-def _read_rotary(fields: ConfigFields, layer_type: str) -> RotaryConfig:
-    """Read an object for each type of layer, or the older two bases and a scaling of the layers without a window."""
-    head_dim, is_full = fields.integer("head_dim"), layer_type == FULL
-    theta = (
-        fields.positive("rope_theta", _GLOBAL_THETA)
-        if is_full
-        else fields.positive("rope_local_base_freq", _LOCAL_THETA)
-    )
-    parameters = fields.get("rope_parameters", {})
-    if isinstance(parameters, Mapping) and {FULL, SLIDING} & parameters.keys():
-        return read_layer_rotary(fields, layer_type, head_dim, theta)
-    return read_rotary(fields, head_dim, default_theta=theta) if is_full else RotaryConfig(head_dim, theta)
 
 
 def read_gemma3_conditional(fields: ConfigFields) -> ModelConfig:

@@ -119,7 +119,9 @@ def is_family(path: Path, *, allow_pickle: bool = False) -> bool:
     if not path.is_dir():
         return True
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
-    return architecture_of(ConfigFields(path, checkpoint.config)) in FAMILIES
+    fields = ConfigFields(path, checkpoint.config)
+    family = FAMILIES.get(architecture_of(fields))
+    return family is not None and family.takes(fields)
 
 
 def load_weights(

@@ -13,6 +13,7 @@ from executor_svc.models.spec import (
     LinearSpec,
     MlpSpec,
     NormSpec,
+    Pairs,
     Part,
     PositionsSpec,
     Split,
@@ -52,6 +53,8 @@ class Names:
     """Three tensors, or one with all of it."""
     qkv_interleaved: bool = False
     """Whether Q, K and V of a head lie together, head after head."""
+    pairs_adjoin: bool = False
+    """Whether the two rows of a pair that turns lie side by side in Q and K, and not half of what turns apart."""
     attention_output: str = "self_attn.o_proj"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Gate and up, or one tensor: both of them, or up where there is no gate."""
@@ -125,8 +128,9 @@ def _linear(name: str, rows: int, in_features: int, bias: bool, split: Split) ->
 
 
 def _norm(config: ModelConfig, name: str, size: int | None = None) -> NormSpec:
-    kind = config.norm
-    return NormSpec(name, size or config.hidden_size, kind is not NormKind.LAYER_PLAIN, kind is NormKind.LAYER)
+    has_weight = config.norm is not NormKind.LAYER_PLAIN
+    has_bias = config.norm in (NormKind.LAYER, NormKind.LAYER_PLUS_ONE)
+    return NormSpec(name, size or config.hidden_size, has_weight, has_bias)
 
 
 class _Layer:
@@ -136,6 +140,7 @@ class _Layer:
         self._config = config
         self._names = names
         self._prefix = f"{names.layers}.{index}"
+        self._index = index
         self._routed = config.layers[index].routed
 
     def spec(self) -> LayerSpec:
@@ -151,8 +156,9 @@ class _Layer:
             norms["query_norm"] = _norm(config, f"{prefix}.{names.query_norm}", lengths[0])
             norms["key_norm"] = _norm(config, f"{prefix}.{names.key_norm}", lengths[1])
         interleaved = config.head_dim if names.qkv_interleaved else 0
+        qkv = self._stacked(names.qkv, sizes, config.hidden_size, config.qkv_bias, interleaved)
         return LayerSpec(
-            qkv=self._stacked(names.qkv, sizes, config.hidden_size, config.qkv_bias, interleaved),
+            qkv=self._with_pairs(qkv) if names.pairs_adjoin else qkv,
             attention_output=self._row(names.attention_output, sizes[0], config.output_bias),
             mlp=self._experts() if self._routed else self._mlp(),
             **norms,
@@ -168,6 +174,14 @@ class _Layer:
             for name, size in zip(names, rows, strict=True)
         )
         return LinearSpec(parts, in_features, bias, Split.COLUMN, sizes)
+
+    def _with_pairs(self, qkv: LinearSpec) -> LinearSpec:
+        rotary = self._config.layers[self._index].rotary
+        if rotary is None:
+            return qkv
+        query, key, value = qkv.parts
+        pairs = Pairs(self._config.head_dim, rotary.rotary_dim)
+        return replace(qkv, parts=(replace(query, pairs=pairs), replace(key, pairs=pairs), value))
 
     def _row(self, name: str, in_features: int, bias: bool) -> LinearSpec:
         part = Part(f"{self._prefix}.{name}", self._config.hidden_size, self._names.transposed)

@@ -103,6 +103,14 @@ class Parameters:
             self._fill(name, scratch, rows, columns)
             by_head = scratch.view(-1, 3, part.interleaved_head_dim, *out.shape[1:])
             out.view(3, -1, *by_head.shape[2:]).copy_(by_head.transpose(0, 1))
+        elif part.pairs is not None:
+            size, turning = part.pairs.head_dim, part.pairs.rotary_dim
+            scratch = self._empty(*out.shape)
+            self._fill(name, scratch, rows, columns)
+            heads, wanted = scratch.view(-1, size, *out.shape[1:]), out.view(-1, size, *out.shape[1:])
+            wanted[:, : turning // 2] = heads[:, 0:turning:2]
+            wanted[:, turning // 2 : turning] = heads[:, 1:turning:2]
+            wanted[:, turning:] = heads[:, turning:]
         elif part.transposed and out.dim() == 2:
             # In the file's layout first: a format may not know how to fill a transposed tensor.
             scratch = self._empty(*reversed(out.shape))

@@ -138,6 +138,9 @@ class _Plain:
                 return ops.silu(x)
             case Activation.RELU:
                 return ops.relu(x)
+            case Activation.RELU_SQUARED:
+                positive = ops.relu(x)
+                return ops.multiply(positive, positive)
             case _:
                 return ops.gelu(x, self._config.activation is Activation.GELU_TANH)
 
@@ -170,7 +173,7 @@ class _Plain:
             return x
         config = self._config
         weight = self._capture.parameter(f"{spec.name}.weight", NormTensor(spec))
-        if config.norm not in (NormKind.LAYER, NormKind.LAYER_PLAIN):
+        if config.norm in (NormKind.RMS, NormKind.RMS_PLUS_ONE):
             return ops.rms_norm(x, weight, config.norm_eps)
         bias = self._capture.parameter(f"{spec.name}.bias", NormTensor(spec, is_bias=True)) if spec.bias else None
         return ops.layer_norm(x, weight, bias, config.norm_eps)

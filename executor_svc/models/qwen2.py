@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.config_fields import FULL, SLIDING, ConfigFields
 from executor_svc.models.family import Family
-from executor_svc.models.reading import FULL, SLIDING, read_layer_types, read_llama_like, read_window, with_windows
+from executor_svc.models.reading import read_layer_types, read_llama_like, read_window, with_windows
 
 
 def read_qwen2(fields: ConfigFields) -> ModelConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 from executor_svc.layers.rotary import RotaryConfig
 from executor_svc.models.config import Activation, LayerConfig, ModelConfig
-from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.config_fields import FULL, SLIDING, ConfigFields
 from executor_svc.models.rope_fields import read_rotary
 
 _ACTIVATIONS = {
@@ -21,15 +21,14 @@ _ACTIVATIONS = {
     "gelu_fast": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
 }
 """By their names in config.json. The three of GELU_TANH are one formula, written in different orders."""
 _GATED = (Activation.SILU, Activation.GELU, Activation.GELU_TANH)
-_PLAIN = (Activation.GELU, Activation.GELU_TANH, Activation.RELU)
+_PLAIN = (Activation.GELU, Activation.GELU_TANH, Activation.RELU, Activation.RELU_SQUARED)
 
 MOST_LAYERS = 1024
 """No model has as many. What a config describes is laid out layer by layer before a tensor is looked at."""
-FULL, SLIDING = "full_attention", "sliding_attention"
-"""Words of `layer_types`."""
 
 
 def read_activation(fields: ConfigFields, name: str = "hidden_act", *, gated: bool = True) -> Activation:

@@ -19,11 +19,11 @@ from executor_svc.layers.rotary import (
     YarnScaling,
     inverse_frequencies,
 )
-from executor_svc.models.config_fields import ConfigFields
+from executor_svc.models.config_fields import FULL, SLIDING, ConfigFields
 from executor_svc.weights import ModelLoadError
 
 _MOST_ROTARY_DIM = 1 << 16
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "mrope")
 """Rotary types that config.json may name. ("frequency_factors" is what a GGUF file's tensor of factors becomes.)"""
 
 
@@ -48,10 +48,28 @@ def read_rotary(
     return _read(fields, rope, theta, int(head_dim * partial))
 
 
-def read_layer_rotary(fields: ConfigFields, layer_type: str, head_dim: int, default_theta: float) -> RotaryConfig:
-    """Read the settings of the layers of one type, where `rope_parameters` has an object for each type (Gemma 3)."""
-    rope = fields.part("rope_parameters").part(layer_type)
-    return _read(fields, rope, rope.positive("rope_theta", default_theta), head_dim)
+def read_rotary_by_type(
+    fields: ConfigFields, head_dim: int, thetas: Mapping[str, float], *, sliding_theta_name: str | None = None
+) -> dict[str, RotaryConfig]:
+    """Read the settings of the two types of layers, by the words of `layer_types`. `thetas`: their default bases.
+    `sliding_theta_name`: the older field of the base of layers with a window; None: they have that of the others.
+
+    `rope_parameters` has an object for each type, or older files have the bases beside a scaling that is for the layers
+    without a window alone (Gemma 3, OLMo 3).
+    """
+    bases = {
+        FULL: fields.positive("rope_theta", thetas[FULL]),
+        SLIDING: fields.positive(sliding_theta_name or "rope_theta", thetas[SLIDING]),
+    }
+    parameters = fields.get("rope_parameters", {})
+    if isinstance(parameters, Mapping) and bases.keys() & parameters.keys():
+        objects = {kind: fields.part("rope_parameters").part(kind) for kind in bases}
+        return {
+            kind: _read(fields, rope, rope.positive("rope_theta", bases[kind]), head_dim)
+            for kind, rope in objects.items()
+        }
+    full = read_rotary(fields, head_dim, default_theta=bases[FULL])
+    return {FULL: full, SLIDING: RotaryConfig(head_dim, bases[SLIDING] if sliding_theta_name else full.theta)}
 
 
 def _read(fields: ConfigFields, rope: ConfigFields, theta: float, rotary_dim: int) -> RotaryConfig:
@@ -71,7 +89,8 @@ def _read_scaling(fields: ConfigFields, rope: ConfigFields, rotary_dim: int) -> 
     kind_name = "rope_type" if rope.has("rope_type") else "type"
     match rope.get(kind_name, "default"):
         # Dynamic scaling begins past max_position_embeddings, where no sequence gets.
-        case "default" | "dynamic":
+        # Mrope gives a token three positions, which are one for text.
+        case "default" | "dynamic" | "mrope":
             return None
         case "linear":
             return LinearScaling(rope.positive("factor"))

@@ -26,6 +26,15 @@ class Split(Enum):
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """How the rows of heads lie on disk of which the two of each pair that turns are neighbours (GPT-J's layout)."""
+
+    head_dim: int
+    rotary_dim: int
+    """Rows of a head that turn, from the first on."""
+
+
+@dataclass(frozen=True)
 class Part:
     """Output features of a linear layer that are one tensor on disk, `NAME.weight`, and `NAME.bias` if it has one."""
 
@@ -37,6 +46,8 @@ class Part:
     """Above 0: on disk the query, key and value rows of a head lie together, head after head (GPT-NeoX). They are
     wanted as all queries, then all keys, then all values.
     """
+    pairs: Pairs | None = None
+    """They are wanted with the first rows of all pairs of a head before the second ones."""
     taken: tuple[Range, ...] = ()
     """The tensor's output features that the rows are, range behind range; none: all of them."""
 

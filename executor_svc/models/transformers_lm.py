@@ -30,12 +30,16 @@ from executor_svc.models.paged_interface import NAME, LayerAttention, PagedConte
 from executor_svc.models.parameters import Progress
 from executor_svc.models.transformers_graph import GraphLayers, compile_layers, release
 from executor_svc.weights import UnsupportedModelError, WeightsError
+from octavo.models.errors import ModelError
+from octavo.models.folder_source import read_config
+from octavo.models.servable import why_not_served
 
 logger = logging.getLogger(__name__)
 
 _UNFIT_ROTARY = ("dynamic", "longrope")
 """Rotary types by which transformers turns all sequences of a batch as the longest one is to be."""
 _BYPASS = "its attention does not go through transformers' attention interface"
+_CODE_FAILS = "its code does not run as Octavo calls it"
 _PROBE_TOKENS = 4
 _FLOAT32_BOUND, _NARROW_BOUND = 1e-3, 0.1
 """Of the largest hidden state: what two ways of computing the same may differ by."""
@@ -98,6 +102,11 @@ class TransformersLM:
         ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
         logits: Tensor = self._head(input_ids=ids, use_cache=False).logits[0].float()
         return logits
+
+    def logits_of(self, output: Any) -> Tensor:
+        """Give the logits of what the model's own layers gave, of one sequence; on the meta device too."""
+        self._given.output_class = type(output)
+        return self.compute_logits(output.last_hidden_state[0])
 
     def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002 - what the others take
         """None: what the model's code does behind its layers gives logits."""
@@ -213,11 +222,12 @@ def _open_config(path: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever an odd field led it to
-        raise UnsupportedModelError(f"{path}: transformers cannot read this model: {_first_line(error)}") from None
-    if getattr(config, "quantization_config", None):
-        raise _refused(path, config, "quantization_config is set: weights in F32, F16 or BF16 are supported")
-    if config.is_encoder_decoder:
-        raise _refused(path, config, "it is an encoder and a decoder")
+        cause = _of_own_code(path) or _first_line(error)
+        raise UnsupportedModelError(f"{path}: transformers cannot read this model: {cause}") from None
+    if (reason := why_not_served(path, config.to_dict())) is not None:
+        raise UnsupportedModelError(f"{path}: {reason}")
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise _refused(path, config, f"transformers has no causal language model for model_type {config.model_type!r}")
     text = config.get_text_config()
     for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers"):
         if not isinstance(getattr(text, name, None), int):
@@ -226,6 +236,18 @@ def _open_config(path: Path) -> Any:
     if rotary & set(_UNFIT_ROTARY):
         raise _refused(path, config, f"its rotary type {min(rotary)} depends on what else is in a batch")
     return config
+
+
+def _of_own_code(path: Path) -> str:
+    """Return what to say of a model that transformers knows by code in its folder alone; empty where that is not so."""
+    try:
+        config = read_config(path)
+    except ModelError:
+        return ""
+    model_type = config.get("model_type")
+    if not config.get("auto_map") or str(model_type) in transformers.CONFIG_MAPPING:
+        return ""
+    return f"model_type {model_type!r} is none of its own, and code that comes with a model (auto_map) is never run"
 
 
 def _rotary_types(parameters: Any) -> set[str]:
@@ -246,11 +268,11 @@ def _probe(path: Path, config: Any, model: Any) -> TransformersConfig:
     ids = torch.zeros((1, _PROBE_TOKENS), dtype=torch.int64, device="meta")
     try:
         with torch.no_grad():
-            model.base_model(input_ids=ids, position_ids=ids, use_cache=False)
+            output = model.base_model(input_ids=ids, position_ids=ids, use_cache=False)
     except RefusedAttentionError as error:
         raise _refused(path, config, str(error)) from None
     except Exception as error:
-        raise _refused(path, config, f"its code does not run as Octavo calls it: {_first_line(error)}") from None
+        raise _refused(path, config, f"{_CODE_FAILS}: {_first_line(error)}") from None
     text = config.get_text_config()
     layers, num_layers = context.layers, int(text.num_hidden_layers)
     if not layers:
@@ -269,7 +291,13 @@ def _probe(path: Path, config: Any, model: Any) -> TransformersConfig:
     shapes = {(each.num_kv_heads, each.head_dim) for each in layers.values()}
     if len(shapes) > 1:
         raise _refused(path, config, "its layers differ in their key and value heads")
-    return _describe(config, text, list(layers.values()))
+    described = _describe(config, text, list(layers.values()))
+    served = TransformersLM(model, described, context)
+    try:
+        served.logits_of(output)
+    except Exception as error:
+        raise _refused(path, config, f"{_CODE_FAILS}, its head apart from its layers: {_first_line(error)}") from None
+    return described
 
 
 def _limit_that_only_a_mask_has(model: Any, text: Any, layers: Mapping[int, LayerAttention]) -> str:
@@ -307,12 +335,18 @@ def _check_runs(path: Path, model: TransformersLM, dtype: torch.dtype, device: t
     tokens = [[5, 7, 3, 11, 2, 13], [4, 9, 6]]
     ids = [torch.tensor([token % model.config.vocab_size for token in each], device=device) for each in tokens]
     bound = _FLOAT32_BOUND if dtype == torch.float32 else _NARROW_BOUND
-    with torch.inference_mode():
-        alone = [_run(model, dtype, device, [[(0, each)]])[-1] for each in ids]
-        first, second = ids
-        together = _run(model, dtype, device, [[(0, first[:4])], [(0, first[4:]), (1, second)]])
-        expected = torch.cat((alone[0][4:], alone[1]))
-        logits = model.compute_logits(expected)
+    first, second = ids
+    try:
+        with torch.inference_mode():
+            alone = [_run(model, dtype, device, [[(0, each)]])[-1] for each in ids]
+            together = _run(model, dtype, device, [[(0, first[:4])], [(0, first[4:]), (1, second)]])
+            expected = torch.cat((alone[0][4:], alone[1]))
+            logits = model.compute_logits(expected)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # whatever its code does with data, of which the meta device has none
+        message = f"{path}: {model.config.architecture} cannot run: {_CODE_FAILS}: {_first_line(error)}"
+        raise UnsupportedModelError(message) from None
     if logits.shape != (len(expected), model.config.vocab_size):
         raise UnsupportedModelError(f"{path}: {model.config.architecture} gives logits of shape {list(logits.shape)}")
     if not (together[-1] - expected).abs().max() <= bound * expected.abs().max():

@@ -21,6 +21,7 @@ from executor_svc.weights.mapped_file import MappedFile
 from octavo.models.errors import ModelError
 from octavo.models.gguf_file import TensorEntry, read_header
 from octavo.models.gguf_parts import check_part, find_parts
+from octavo.models.gguf_readable import why_not_read
 
 _MOST_ROTARY_FACTORS = 1 << 14
 
@@ -36,11 +37,10 @@ class GgufCheckpoint:
             metadata, parts = _read_parts(path)
         except ModelError as error:
             raise ModelLoadError(str(error)) from None
-        name = metadata.get("general.architecture")
-        architecture = ARCHITECTURES.get(name) if isinstance(name, str) else None
-        if architecture is None:
-            known = ", ".join(sorted(ARCHITECTURES))
-            raise UnsupportedModelError(f"{path}: architecture {name!r} is not supported; supported: {known}")
+        for part, own in parts.items():
+            if (reason := why_not_read(metadata, own)) is not None:
+                raise UnsupportedModelError(f"{part}: {reason}")
+        architecture = ARCHITECTURES[metadata["general.architecture"]]
         self.path = path
         self._files: dict[str, MappedFile] = {}
         for part, own in parts.items():
@@ -113,11 +113,7 @@ def _read_parts(path: Path) -> tuple[dict[str, Any], dict[Path, tuple[TensorEntr
 
 
 def _check_entry(path: Path, entry: TensorEntry, num_bytes: int) -> None:
-    kind = ELEMENT_TYPES.get(entry.ggml_type)
-    if kind is None:
-        known = ", ".join(each.name for each in ELEMENT_TYPES.values())
-        found = _name_of(entry.ggml_type)
-        raise UnsupportedModelError(f"{path}: tensor {entry.name} is {found}; supported: {known}")
+    kind = ELEMENT_TYPES[entry.ggml_type]
     is_cut = not entry.shape or 0 in entry.shape or entry.shape[-1] % kind.block_elements
     if is_cut or (len(entry.shape) == 1 and kind.block_elements > 1):
         raise UnsupportedModelError(f"{path}: tensor {entry.name} is {kind.name} of shape {list(entry.shape)}")
@@ -148,13 +144,3 @@ def _size(entry: TensorEntry) -> int:
     kind = ELEMENT_TYPES[entry.ggml_type]
     size: int = prod(entry.shape) // kind.block_elements * kind.block_bytes
     return size
-
-
-def _name_of(number: int) -> str:
-    """Return what the `gguf` package calls an element type that is not read, for a message."""
-    import gguf
-
-    try:
-        return gguf.GGMLQuantizationType(number).name
-    except ValueError:
-        return f"type {number}"

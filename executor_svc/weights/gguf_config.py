@@ -191,8 +191,15 @@ def _olmo2(metadata: GgufMetadata) -> Fields:
     """OLMo 2, and OLMo 3, which GGUF tells apart by its window."""
     window = metadata.integer("attention.sliding_window", 0)
     if window:
-        layers = {"sliding_window": window, "layer_types": _layer_types(metadata, 4)}
-        return _common(metadata, "Olmo3ForCausalLM", "olmo3") | layers
+        fields = _common(metadata, "Olmo3ForCausalLM", "olmo3")
+        rope = fields["rope_parameters"]
+        # Scaling is for the layers without a window alone.
+        unscaled = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        return fields | {
+            "sliding_window": window,
+            "layer_types": _layer_types(metadata, 4),
+            "rope_parameters": {"full_attention": rope, "sliding_attention": unscaled},
+        }
     return _common(metadata, "Olmo2ForCausalLM", "olmo2")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from octavo.models.errors import ModelError
 from octavo.models.folder_tokenizer import FolderTokenizer, read_tokenizer
 from octavo.models.json_file import read_object, read_object_if_there
+from octavo.models.servable import why_not_served
 from octavo.models.source import ModelSource
 from octavo.models.weight_files import find_weight_files
 
@@ -19,9 +20,11 @@ def read_folder(folder: Path, *, allow_pickle: bool = False, tokenizer: FolderTo
     """Return what a folder with config.json, safetensors and a tokenizer says.
 
     `allow_pickle`: take PyTorch's files where there is no safetensors file. `tokenizer`: taken instead of the folder's
-    own, with its template. Raises ModelError where one is missing or cannot be read.
+    own, with its template. Raises ModelError where one is missing, cannot be read, or says that it cannot be served.
     """
     config = read_config(folder)
+    if (reason := why_not_served(folder, config)) is not None:
+        raise ModelError(f"{folder / CONFIG_NAME}: {reason}")
     sizes = {name: _size(folder, config, name) for name in ("vocab_size", "max_position_embeddings")}
     files = (folder / CONFIG_NAME, *find_weight_files(folder, allow_pickle=allow_pickle).paths)
     tokenizer = tokenizer or read_tokenizer(folder)
@@ -65,7 +68,12 @@ def _size(folder: Path, config: dict[str, Any], name: str) -> int:
             ) from None
         size = getattr(described.get_text_config(), name, None)
     if not isinstance(size, int):
-        raise ModelError(f"{folder / CONFIG_NAME} lacks {name}: this is no language model that Octavo knows")
+        raise ModelError(
+            f"{folder / CONFIG_NAME} lacks {name}: this is no language model that Octavo knows (those that have no "
+            "table of positions and turn nothing by them, as with ALiBi or recurrent state, are not supported)"
+            if name == "max_position_embeddings"
+            else f"{folder / CONFIG_NAME} lacks {name}: this is no language model that Octavo knows"
+        )
     return size
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo.models.errors import ModelError
-from octavo.models.gguf_file import read_metadata
+from octavo.models.gguf_file import read_header, read_metadata
 from octavo.models.gguf_parts import find_parts
+from octavo.models.gguf_readable import why_not_read
 from octavo.models.gguf_tokenizer import CONTROL, USER_DEFINED, check_vocabulary, special_token_id, tokenizer_json
 from octavo.models.source import ModelSource
 
@@ -34,12 +35,16 @@ _SAMPLING_KEYS = {
 
 
 def read_gguf(path: Path, *, tokenizer: str | None = None) -> ModelSource:
-    """Return what the metadata of a GGUF file says. Raises ModelError where it lacks what serving needs.
+    """Return what the metadata of a GGUF file says. Raises ModelError where it lacks what serving needs, or is of an
+    architecture or of types that are not read.
 
     `tokenizer`: a tokenizer.json to take instead of the one that the file describes.
     """
     metadata = read_metadata(path)
     parts = find_parts(path, metadata)
+    for part in parts:
+        if (reason := why_not_read(metadata, read_header(part)[1])) is not None:
+            raise ModelError(f"{part}: {reason}")
     try:
         return _source(parts, metadata, tokenizer)
     except ModelError as error:

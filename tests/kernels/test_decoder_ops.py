@@ -127,6 +127,11 @@ def test_a_set_has_every_op(kernels: KernelSet) -> None:
     assert all(callable(op) for op in ops.values())
 
 
+def test_what_the_cpu_set_leaves_to_torch_is_named() -> None:
+    """The routing of tokens to experts and the sum of what these give, which the log of the start lists."""
+    assert build_kernels("cpu").by_reference == ("route_experts", "join_experts")
+
+
 def test_a_missing_op_is_an_error() -> None:
     """A set cannot be made without one of its ops."""
     ops = vars(build_kernels("reference"))

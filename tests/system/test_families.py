@@ -123,7 +123,7 @@ async def test_a_cell_of_transformers_own_code(tmp_path: Path) -> None:
     """A model of no family is served by its own code: batched, chunked, from the prefix cache, with seeds; greedy
     output is transformers'.
     """
-    theirs = save_fallback(tmp_path, "Starcoder2Config")
+    theirs = save_fallback(tmp_path, "SeedOssConfig")
     prompts = _prompts(3, 17, 40)
     model = _prepared(tmp_path)
     outputs, load = await _outputs(model, prompts, 12, max_num_batched_tokens="11", block_size="8")

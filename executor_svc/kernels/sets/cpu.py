@@ -20,6 +20,7 @@ from executor_svc.kernels.paged_attention.cpu import make_plan_attention
 from executor_svc.kernels.penalties.cpu import make_apply_penalties
 from executor_svc.kernels.record.cpu import make_record
 from executor_svc.kernels.rotary_write_kv.cpu import make_rotary_write_kv
+from executor_svc.kernels.routed_experts.reference import join_experts, route_experts
 from executor_svc.kernels.sampling.cpu import make_sample_tokens
 from executor_svc.kernels.unfused.cpu import make_add, make_multiply, make_rotary, make_silu, make_write_kv
 
@@ -54,6 +55,8 @@ def build(num_threads: int | None) -> KernelSet:
         scale=make_scale(library),
         rotary_write_kv=make_rotary_write_kv(library),
         plan_attention=make_plan_attention(library),
+        route_experts=route_experts,
+        join_experts=join_experts,
         record=make_record(library),
         on_host=make_on_host(library),
         finite_rows=make_finite_rows(library),

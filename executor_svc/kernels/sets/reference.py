@@ -21,6 +21,7 @@ from executor_svc.kernels.paged_attention.reference import plan_attention
 from executor_svc.kernels.penalties.reference import apply_penalties
 from executor_svc.kernels.record.reference import record
 from executor_svc.kernels.rotary_write_kv.reference import rotary_write_kv
+from executor_svc.kernels.routed_experts.reference import join_experts, route_experts
 from executor_svc.kernels.sampling.reference import sample_tokens
 from executor_svc.kernels.unfused.reference import add, multiply, rotary, silu, write_kv
 
@@ -54,6 +55,8 @@ def build() -> KernelSet:
         scale=scale,
         rotary_write_kv=rotary_write_kv,
         plan_attention=plan_attention,
+        route_experts=route_experts,
+        join_experts=join_experts,
         record=record,
         on_host=on_host,
         finite_rows=finite_rows,

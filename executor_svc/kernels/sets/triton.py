@@ -14,6 +14,7 @@ from executor_svc.kernels.gpu import Gpu
 from executor_svc.kernels.linear.reference import pack_linear
 from executor_svc.kernels.linear_activation.reference import make_linear_activation
 from executor_svc.kernels.norm.reference import make_norm_query_key
+from executor_svc.kernels.routed_experts.reference import join_experts, route_experts
 from executor_svc.kernels.unfused.reference import add, multiply, rotary, silu, write_kv
 
 OLDEST_TRITON = (3, 6)
@@ -85,6 +86,8 @@ def assemble(gpu: Gpu) -> KernelSet:
         scale=scale,
         rotary_write_kv=rotary_write_kv,
         plan_attention=make_plan_attention(gpu),
+        route_experts=route_experts,
+        join_experts=join_experts,
         record=record,
         on_host=on_host,
         finite_rows=finite_rows,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_variations import FIRSTS, VARIATIONS, WINDOW, Variation, save_variation
+from model_variations import FIRSTS, RARER, VARIATIONS, WINDOW, Variation, save_variation
 from paged import PagedLoop, PagedSequence
 
 from executor_svc.kernels import KernelSet
@@ -36,7 +36,7 @@ def test_every_family(tmp_path: Path, triton_set: KernelSet, variation: Variatio
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "variation", [each for each in VARIATIONS if each not in FIRSTS], ids=lambda variation: variation.id
+    "variation", [each for each in VARIATIONS + RARER if each not in FIRSTS], ids=lambda variation: variation.id
 )
 def test_every_other_variation(tmp_path: Path, triton_set: KernelSet, variation: Variation) -> None:
     """So do those of all other variations."""
@@ -46,5 +46,5 @@ def test_every_other_variation(tmp_path: Path, triton_set: KernelSet, variation:
 def test_ops_by_the_reference_are_named(triton_set: KernelSet) -> None:
     """The set says which of its ops are the reference's: sums, multiples and products, which torch does on a GPU."""
     names = {"pack_linear", "norm_query_key", "add_to", "scale", "record", "on_host", "linear_activation"}
-    names |= {"add", "multiply", "silu", "rotary", "write_kv"}
+    names |= {"route_experts", "join_experts", "add", "multiply", "silu", "rotary", "write_kv"}
     assert {name for name in vars(triton_set) if name in triton_set.by_reference} == names

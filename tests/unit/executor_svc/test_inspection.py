@@ -69,7 +69,7 @@ def test_a_model_of_no_family(tmp_path: Path) -> None:
     sizes = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2}
     folder = make_llama(tmp_path)
-    transformers.StableLmForCausalLM(transformers.StableLmConfig(**sizes, **heads)).save_pretrained(folder)
+    transformers.OlmoForCausalLM(transformers.OlmoConfig(**sizes, **heads)).save_pretrained(folder)
     report = _report(folder, dtype="float32")
     assert report["ok"], report["checks"]
     assert "transformers' code" in report["checks"][1]["text"]

@@ -169,7 +169,7 @@ def test_dynamic_scaling_begins_where_no_sequence_gets() -> None:
         (GPT2 | {"activation_function": "silu"}, "activation_function 'silu' is not supported; supported: gelu"),
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention True"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config .*gptq"),
-        ({"rope_scaling": {"rope_type": "mrope"}}, r"rope_scaling\.rope_type 'mrope'.*default, linear"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, r"rope_scaling\.rope_type 'spiral'.*default, linear"),
         ({"rope_parameters": {"full_attention": {}}}, r"rope_parameters\.full_attention .*one set"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window 0 is not supported; supported: null"),
         (
@@ -194,7 +194,7 @@ def test_what_is_not_supported_is_refused(fields: dict[str, Any], message: str) 
         ({"num_hidden_layers": True}, "num_hidden_layers is True, not a whole number"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, not a number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', not true or false"),
-        ({"architectures": "absent"}, "architectures is missing"),
+        ({"architectures": "absent"}, "architectures is missing, and model_type"),
         ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is missing"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"num_attention_heads": 0}, "num_heads is 0"),

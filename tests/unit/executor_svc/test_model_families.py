@@ -13,20 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from model_variations import FIRSTS, VARIATIONS, Variation, save_fallback, save_variation
+import transformers
+from model_variations import FIRSTS, RARER, VARIATIONS, Variation, save_variation
 from paged import PagedLoop, PagedSequence
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from executor_svc.kernels import build_kernels
-from executor_svc.models import CausalLM, ModelConfig, load_weights
-from executor_svc.models.config import NormKind, Placement
-from executor_svc.models.config_fields import ConfigFields
-from executor_svc.models.family import Family
+from executor_svc.models import CausalLM, load_weights
 from executor_svc.models.loader import describe
-from executor_svc.models.naming import Names
-from executor_svc.models.reading import read_llama_like
-from executor_svc.models.registry import FAMILIES
 from executor_svc.models.spec import MlpSpec, Split
 from executor_svc.weights import open_checkpoint
 
@@ -38,6 +32,7 @@ BOUND = 1e-5
 """Of the largest logit."""
 
 Saved = Callable[[Variation], tuple[Path, Any]]
+OF_EACH_FAMILY = [*FIRSTS, *(pytest.param(each, marks=pytest.mark.full) for each in RARER)]
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +54,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(params=VARIATIONS, ids=lambda variation: variation.id)
+@pytest.fixture(params=VARIATIONS + RARER, ids=lambda variation: variation.id)
 def variation(request: pytest.FixtureRequest) -> Variation:
     """Each of them."""
     one: Variation = request.param
@@ -147,7 +142,11 @@ def test_names(saved: Saved, variation: Variation) -> None:
     named = spec.tensors()
     assert {name: checkpoint.shapes[name] for name in named} == named
     assert checkpoint.shapes.keys() - named.keys() <= spec.ignored
-    seen = [name for name in checkpoint.shapes if not name.startswith(("vision_tower.", "multi_modal_projector."))]
+    seen = [
+        name
+        for name in checkpoint.shapes
+        if not name.startswith(("vision_tower.", "multi_modal_projector.", "visual."))
+    ]
     assert sorted(seen) == sorted(named)
 
 
@@ -177,17 +176,24 @@ def _rewritten(folder: Path, target: Path, change: Callable[[dict[str, Any]], di
     return target
 
 
+def _reloaded(folder: Path, dtype: torch.dtype) -> Any:
+    """Have transformers load a model by the class that it is of."""
+    (name,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    return getattr(transformers, name).from_pretrained(folder, dtype=dtype)
+
+
 def _agrees(folder: Path) -> bool:
     prompt = _prompt(LENGTH)
-    expected = _theirs(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), prompt)[-1]
+    expected = _theirs(_reloaded(folder, torch.float32), prompt)[-1]
     ours = _loop(load_weights(folder, torch.float32, CPU, build_kernels("cpu"))).step([(PagedSequence(prompt), LENGTH)])
     return float((ours[0] - expected).abs().max()) < BOUND * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("first", FIRSTS, ids=lambda variation: variation.family)
+@pytest.mark.parametrize("first", OF_EACH_FAMILY, ids=lambda variation: variation.family)
 def test_fields_that_a_file_leaves_out(saved: Saved, tmp_path: Path, first: Variation) -> None:
     """With nothing but sizes in config.json the model is what transformers makes of that file."""
-    kept = {"architectures", "model_type", "num_local_experts", *first.sizes, *first.fields}
+    parts = {"text_config", "vision_config"}
+    kept = {"architectures", "model_type", "num_local_experts", *parts, *first.sizes, *first.fields}
     folder = _rewritten(
         saved(first)[0], tmp_path / "model", lambda config: {k: config[k] for k in kept & config.keys()}
     )
@@ -208,13 +214,13 @@ def test_older_rotary_fields(saved: Saved, tmp_path: Path, first: Variation) -> 
     assert _agrees(_rewritten(saved(first)[0], tmp_path / "model", change))
 
 
-@pytest.mark.parametrize("first", FIRSTS, ids=lambda variation: variation.family)
+@pytest.mark.parametrize("first", OF_EACH_FAMILY, ids=lambda variation: variation.family)
 def test_bfloat16_strays_no_further_than_theirs(saved: Saved, first: Variation, kernels: str) -> None:
     """In bfloat16 the logprobs stray from float32's hardly more than those of transformers in bfloat16 do."""
     folder, model = saved(first)
     prompt = _prompt(LENGTH)
     exact = _theirs(model, prompt).log_softmax(-1)
-    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    rounded = _reloaded(folder, torch.bfloat16)
     theirs = _theirs(rounded, prompt).float().log_softmax(-1)
     loop = PagedLoop(
         load_weights(folder, torch.bfloat16, CPU, build_kernels(kernels)),
@@ -229,33 +235,7 @@ def test_bfloat16_strays_no_further_than_theirs(saved: Saved, first: Variation, 
     assert float((ours - exact).abs().mean()) < 1.5 * float((theirs - exact).abs().mean())
 
 
-def _read_stablelm(fields: ConfigFields) -> ModelConfig:
-    return read_llama_like(
-        fields,
-        "StableLmForCausalLM",
-        norm=NormKind.LAYER,
-        placement=Placement.PARALLEL_SHARED,
-        norm_eps=fields.number("layer_norm_eps"),
-        qkv_bias=fields.flag("use_qkv_bias"),
-        output_bias=False,
-        mlp_bias=False,
-    )
-
-
-def test_one_norm_for_attention_and_mlp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
-    """A placement that no family has: both sublayers read one normed residual, as StableLM 2's do where they stand side
-    by side.
-    """
-    family = Family("StableLmForCausalLM", _read_stablelm, names=Names(norms={"attention_norm": "input_layernorm"}))
-    monkeypatch.setitem(FAMILIES, family.architecture, family)
-    theirs = save_fallback(tmp_path, "StableLmConfig", use_parallel_residual=True, use_qkv_bias=True)
-    prompt = _prompt(LENGTH)
-    expected = _theirs(theirs, prompt)
-    ours = _chunked(load_weights(tmp_path, torch.float32, CPU, build_kernels(kernels)), prompt, 1, 0)
-    torch.testing.assert_close(ours, expected, rtol=0, atol=BOUND * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("first", FIRSTS, ids=lambda variation: variation.family)
+@pytest.mark.parametrize("first", OF_EACH_FAMILY, ids=lambda variation: variation.family)
 def test_company_changes_no_bit(saved: Saved, first: Variation) -> None:
     """With the kernels of the CPU set, which promise it, a sequence's logits have the same bits alone and beside
     others, whole and in chunks.
@@ -269,7 +249,9 @@ def test_company_changes_no_bit(saved: Saved, first: Variation) -> None:
 
 
 @pytest.mark.parametrize(
-    "one", [each for each in VARIATIONS if each in FIRSTS or "bias" in each.name], ids=lambda variation: variation.id
+    "one",
+    [*OF_EACH_FAMILY, *(each for each in VARIATIONS if each not in FIRSTS and "bias" in each.name)],
+    ids=lambda variation: variation.id,
 )
 def test_steps_are_recorded(saved: Saved, caplog: pytest.LogCaptureFixture, one: Variation) -> None:
     """Steps of a shape that came before run as one call, but where experts are chosen, which the log tells. Their bits

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 from gguf_families import GGUF_FAMILIES
-from model_variations import VARIATIONS, Variation
+from model_variations import RARER, SEEING, VARIATIONS, Variation
 
 from executor_svc.models import ModelLoadError
 from executor_svc.models.config_fields import ConfigFields
@@ -60,7 +60,7 @@ def _config(variation: Variation) -> dict[str, Any]:
         fields = {"text_config": fields}
     config: dict[str, Any] = getattr(transformers, variation.config)(**fields).to_dict()
     names = {"Gemma3TextConfig": "Gemma3ForCausalLM", "GPT2Config": "GPT2LMHeadModel"}
-    names["Gemma3Config"] = "Gemma3ForConditionalGeneration"
+    names |= {config: config.replace("Config", "ForConditionalGeneration") for config in SEEING}
     name = names.get(variation.config, variation.config.replace("Config", "ForCausalLM"))
     return config | {"architectures": [name]}
 
@@ -76,7 +76,12 @@ def _changed(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "variation", {each.config: each for each in VARIATIONS}.values(), ids=lambda variation: variation.config
+    "variation",
+    [
+        *{each.config: each for each in VARIATIONS}.values(),
+        *(pytest.param(each, marks=pytest.mark.full) for each in {each.config: each for each in RARER}.values()),
+    ],
+    ids=lambda variation: variation.config,
 )
 def test_any_value_in_any_field(variation: Variation) -> None:
     """Every one ends in a description, tensors named, or in an error that names config.json."""

@@ -101,6 +101,10 @@ REFUSED = {
         {"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 80, "attention_chunk_size": 16},
         "attention_chunk_size is in its mask alone",
     ),
+    "BartConfig": (
+        {"decoder_layers": 2, "decoder_attention_heads": 4, "d_model": 48},
+        "its head apart from its layers",
+    ),
     "MptConfig": ({"n_embd": 1, "d_model": 48, "n_heads": 4, "n_layers": 2}, "config has no max_position_embeddings"),
 }
 
@@ -118,16 +122,27 @@ def test_what_cannot_run_is_refused_with_the_reason(tmp_path: Path, config: str)
 def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path) -> None:
     """Its decoder reads what lies in no block."""
     transformers.T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="T5ForConditionalGeneration cannot run: it is an encoder"):
+    with pytest.raises(UnsupportedModelError, match="T5ForConditionalGeneration is an encoder and a decoder"):
+        read_transformers_config(tmp_path)
+
+
+def test_a_model_that_is_no_causal_one_to_transformers_is_refused(tmp_path: Path) -> None:
+    """Such as one that sees, whose text part is of no family."""
+    text = {"model_type": "cohere", "vocab_size": 320}
+    transformers.LlavaConfig(text_config=text, architectures=["SeeingForConditionalGeneration"]).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(UnsupportedModelError, match="has no causal language model for model_type 'llava'"):
         read_transformers_config(tmp_path)
 
 
 def test_code_of_the_models_own_is_refused(tmp_path: Path) -> None:
     """What transformers does not have it would have to run from the folder."""
     (tmp_path / "config.json").write_text(
-        '{"architectures": ["Own"], "model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}', encoding="utf-8"
+        '{"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}',
+        encoding="utf-8",
     )
-    with pytest.raises(UnsupportedModelError, match="transformers cannot read this model"):
+    with pytest.raises(UnsupportedModelError, match="model_type 'own' is none of its own, and code that comes with"):
         read_transformers_config(tmp_path)
 
 

@@ -23,7 +23,11 @@ from executor_svc.layers.rotary import Llama3Scaling as Llama3
 from executor_svc.models import load_weights
 from executor_svc.models.loader import describe
 from executor_svc.weights import ModelLoadError, UnsupportedModelError, WeightsError, open_checkpoint
+from executor_svc.weights.gguf_config import ARCHITECTURES
 from executor_svc.weights.gguf_types import CHUNK_ELEMENTS, ELEMENT_TYPES, unpack
+from octavo.models import ModelError
+from octavo.models.gguf_readable import READABLE_ARCHITECTURES, READABLE_TYPES
+from octavo.models.prepare import prepare
 
 PROMPT = [5, 17, 200, 31, 8, 44, 45, 46]
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2}
@@ -200,20 +204,35 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match="architecture 'bloom' is not supported; supported: gemma, gemma2"):
+    message = "architecture 'bloom' is not supported; supported: gemma, gemma2"
+    with pytest.raises(UnsupportedModelError, match=message):
         open_checkpoint(path)
+    with pytest.raises(ModelError, match=message):
+        prepare(str(path))
 
 
-def test_an_unknown_element_type_is_refused(tmp_path: Path) -> None:
-    """A tensor of a type that is not read stops the load with its name and type."""
+def test_what_prepare_takes_is_what_loads() -> None:
+    """It knows the architectures and element types by lists of its own, since it needs no torch."""
+    assert sorted(ARCHITECTURES) == list(READABLE_ARCHITECTURES)
+    assert {number: kind.name for number, kind in ELEMENT_TYPES.items()} == READABLE_TYPES
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(24, "I8"), (16, "IQ2_XXS"), (23, "IQ4_XS"), (39, "MXFP4"), (999, "type 999")]
+)
+def test_an_unknown_element_type_is_refused(tmp_path: Path, number: int, name: str) -> None:
+    """A tensor of a type that is not read stops prepare and load with its name, its type and what to do."""
     folder = make_llama(tmp_path / "folder", **SHAPE)
     path = make_gguf(folder, tmp_path / "model.gguf", quantization="Q8_0")
     data = path.read_bytes()
     entry = b"token_embd.weight" + (2).to_bytes(4, "little") + (64).to_bytes(8, "little") + (320).to_bytes(8, "little")
     at = data.index(entry) + len(entry)
-    path.write_bytes(data[:at] + (24).to_bytes(4, "little") + data[at + 4 :])
-    with pytest.raises(UnsupportedModelError, match=r"tensor token_embd\.weight is I8; supported: F32"):
+    path.write_bytes(data[:at] + number.to_bytes(4, "little") + data[at + 4 :])
+    message = rf"tensor token_embd\.weight is {name}; supported: F32, .*: take a file of the model in one of these"
+    with pytest.raises(UnsupportedModelError, match=message):
         open_checkpoint(path)
+    with pytest.raises(ModelError, match=message):
+        prepare(str(path))
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
