@@ -8,6 +8,7 @@ from typing import Any
 
 from deploy_network import service_ports
 from deploy_objects import PROGRAMS, ROOT, Check, Rendered, Workload
+from deploy_pods import LONGEST_LOAD
 
 from octavo.rpc.settings import parse_bytes
 
@@ -108,6 +109,8 @@ def updates(rendered: Rendered) -> Iterator[str]:
     gateway = rendered.workload("gateway").object["spec"]
     if gateway["strategy"].get("rollingUpdate") != {"maxUnavailable": 0, "maxSurge": 1}:
         yield f"gateway: {gateway['strategy']}"
+    if gateway.get("progressDeadlineSeconds", 600) < LONGEST_LOAD:
+        yield "gateway: a first rollout counts as failed while the model is loaded"
     for workload in rendered.services:
         spec = workload.object["spec"]
         if workload.name != "scheduler" and spec.get("minReadySeconds", 0) < 10:

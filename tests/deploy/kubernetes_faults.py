@@ -178,6 +178,7 @@ def _scaling_faults() -> Iterator[Fault]:
     yield Fault("budgets", EXECUTOR, "spec.replicas", 1, "executor: of 1", "cpu")
     yield Fault("budgets", "PodDisruptionBudget/executor", "kind", "Lease", "executor: no budget")
     yield Fault("updates", GATEWAY, "spec.strategy.rollingUpdate.maxUnavailable", 1, "gateway: ")
+    yield Fault("updates", GATEWAY, "spec.progressDeadlineSeconds", GONE, "counts as failed")
     yield Fault("updates", EXECUTOR, "spec.minReadySeconds", GONE, "before the one before is in use")
     yield Fault("updates", SCHEDULER, "spec.podManagementPolicy", GONE, "never gets ready")
     yield Fault("updates", EXECUTOR, "spec.updateStrategy.type", "OnDelete", "OnDelete")
