@@ -12,7 +12,7 @@ from kustomize_render import Object, identity, pod_template, render
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("cpu", "gpu", "production")
+OVERLAYS = ("cpu", "gpu", "production", "tensor-parallel")
 PROGRAMS = ("gateway", "scheduler", "executor")
 """The services, which are also the names of their workloads, containers and component labels."""
 

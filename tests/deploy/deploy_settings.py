@@ -90,7 +90,14 @@ def _value(
     amount = container.get("resources", {}).get(section, {}).get(resource)
     if amount is None:
         raise Missing(f"{variable['name']} is {reference['resource']}, which the container does not say")
-    return str(-(-int(amount.removesuffix("m")) // 1000) if amount.endswith("m") else int(amount))
+    if "divisor" in reference:
+        raise Missing(f"{variable['name']} is {reference}: of cores Kubernetes takes no divisor but 1")
+    return str(-(-_cores(amount) // 1000))
+
+
+def _cores(text: str) -> int:
+    """Return an amount of processor, in thousandths of a core."""
+    return int(text.removesuffix("m")) if text.endswith("m") else 1000 * int(text)
 
 
 def _file_from_secret(pod: Mapping[str, Any], container: Mapping[str, Any], value: str) -> str:
@@ -195,6 +202,8 @@ def devices(rendered: Rendered) -> Iterator[str]:
             yield f"the device is {chosen.device}, and the image {executor.main['image']}"
         if chosen.threads is None:
             yield "an executor that is not told of its cores takes all of the node"
+        elif 1000 * chosen.threads * chosen.tensor_parallel > _cores(executor.main["resources"]["requests"]["cpu"]):
+            yield f"{chosen.tensor_parallel} processes of {chosen.threads} threads have more than was asked for"
         cache = given_environment(rendered, executor.pod, executor.main).get("TRITON_CACHE_DIR", "")
         if is_gpu and not cache.startswith("/tmp/"):
             yield f"compiled kernels go to {cache or 'the home folder'}, which cannot be written"

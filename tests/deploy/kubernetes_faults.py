@@ -74,6 +74,10 @@ def _settings_faults() -> Iterator[Fault]:
     yield Fault("devices", "ConfigMap/executor", "data.OCTAVO_DEVICE", "cuda", "and the image", "cpu")
     yield Fault("devices", EXECUTOR, f"{MAIN}.env", [], "compiled kernels go to the home folder")
     yield Fault("devices", EXECUTOR, f"{MAIN}.env", [], "takes all of the node", "cpu")
+    threads = f"{MAIN}.env.0"
+    yield Fault("devices", EXECUTOR, f"{threads}.value", "4", "2 processes of 4 threads", "tensor-parallel")
+    divided = f"{threads}.valueFrom.resourceFieldRef.divisor"
+    yield Fault("settings", EXECUTOR, divided, "2", "no divisor but 1", "cpu")
 
 
 def _pod_faults() -> Iterator[Fault]:

@@ -93,7 +93,7 @@ def test_the_page_follows_from_each_other_one() -> None:
     """README and the page on running lead here; overlays of the table are those that there are."""
     for page in ("README.md", "docs/running.md"):
         assert "kubernetes.md" in (ROOT / page).read_text()
-    overlays = re.findall(r"^\| `overlays/(\w+)` \|", PAGE, re.MULTILINE)
+    overlays = re.findall(r"^\| `overlays/([\w-]+)` \|", PAGE, re.MULTILINE)
     assert sorted(overlays) == sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
     text = itertools.chain.from_iterable(path.read_text().splitlines() for path in KUBERNETES.rglob("*.yaml"))
     assert max(map(len, text)) <= 120
