@@ -74,7 +74,7 @@ def is_even(counts: list[int]) -> bool:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)])
 def test_twenty_changes_under_load(seed: int) -> None:
-    """After each change load is even within ten seconds, and stays so for a while; in the end each request has had exactly
+    """After each change load is even within ten seconds, and stays so; in the end each request has had exactly
     the tokens that it would have had undisturbed.
     """
     cell = make_cell(SPEC, replace(SPEC, incarnation="1" * 32))
