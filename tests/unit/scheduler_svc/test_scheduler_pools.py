@@ -14,9 +14,9 @@ PROMPT = list(range(1, 11))
 OTHER_REVISION = "b" * 64
 
 
-def tokens_of(gateway: FakeGateway, counter: int, max_tokens: int) -> bool:
+def tokens_of(gateway: FakeGateway, counter: int, max_tokens: int, prompt: list[int] = PROMPT) -> bool:
     """Whether a request has got exactly what the model writes."""
-    return gateway.outcomes[counter].tokens == {0: expected_tokens(PROMPT, max_tokens, seed=counter)}
+    return gateway.outcomes[counter].tokens == {0: expected_tokens(prompt, max_tokens, seed=counter)}
 
 
 async def back_with(executor: FakeExecutor, **welcome: str) -> FakeExecutor:
@@ -121,8 +121,9 @@ async def test_an_address_that_is_not_told_any_more_drains() -> None:
         async with running_scheduler(resolver=resolver, resolve_interval=0.02) as scheduler:
             gateway = await scheduler.ready_gateway(2)
             one.hold()
-            for counter in (1, 2):  # one for each, whoever comes first
-                await gateway.submit(counter, PROMPT, 6, seed=counter)
+            # One for each, whoever comes first: they share nothing.
+            await gateway.submit(1, PROMPT, 6, seed=1)
+            await gateway.submit(2, PROMPT[::-1], 6, seed=2)
             await one.until(lambda: len(one.batches) > 0)
             answer = [two.address]
             await look_ups(3)
@@ -131,13 +132,14 @@ async def test_an_address_that_is_not_told_any_more_drains() -> None:
             await gateway.over(*range(3, 8))
             one.release()
             await gateway.over(1, 2)
-            assert all(tokens_of(gateway, counter, 6) for counter in range(1, 8))
+            assert tokens_of(gateway, 2, 6, PROMPT[::-1])
+            assert all(tokens_of(gateway, counter, 6) for counter in (1, *range(3, 8)))
             seeds = {new.sampling.seed for batch in one.batches for new in batch.new_sequences}
             assert seeds in ({1}, {2})
             answer = [one.address, two.address]
             await look_ups(3)
             for counter in range(8, 12):
-                await gateway.submit(counter, PROMPT, 6, seed=counter)
+                await gateway.submit(counter, [counter] * 10, 6, seed=counter)
             await gateway.over(*range(8, 12))
             assert len({new.sampling.seed for batch in one.batches for new in batch.new_sequences}) > 1
     finally:
