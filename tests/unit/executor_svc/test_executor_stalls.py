@@ -48,9 +48,11 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._open = threading.Event()
         self._open.set()
+        self._reached = threading.Event()
         run = ModelRunner.run
 
         def run_behind(runner: ModelRunner, batch: StepBatch) -> StepResult:
+            self._reached.set()
             assert self._open.wait(TIMEOUT)
             return run(runner, batch)
 
@@ -59,6 +61,11 @@ class Gate:
     def close(self) -> None:
         """Have steps hang."""
         self._open.clear()
+        self._reached.clear()
+
+    async def reached(self) -> None:
+        """Wait until a step hangs: one that has not begun when its session ends is not run at all."""
+        assert await asyncio.to_thread(self._reached.wait, TIMEOUT)
 
     def open(self) -> None:
         """Have them go on."""
@@ -142,8 +149,7 @@ async def test_a_stop_waits_for_a_device_that_moves_and_for_no_other(
     running = asyncio.create_task(server.run(stop.wait()))
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         peer = await begin(channel)
-        while not server._worker.is_busy:
-            await asyncio.sleep(0.01)
+        await gate.reached()
         stop.set()
         assert (await peer.end()).reason == "STOPPING"
     if is_slow:
