@@ -6,13 +6,16 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from fakes_ahead import AheadDriver, AheadRunner, PlanningModel
 from fakes_executor import make_limits, make_runner, make_sequence
 
 from executor_svc.attention import AttentionMetadata
 from executor_svc.batch import RowStatus, StepBatch, StepFailureReason, StepResult
+from executor_svc.inputs_ahead import InputsAhead
 from executor_svc.worker import SessionEvent, Worker
 
 TIMEOUT = 10.0
@@ -261,3 +264,53 @@ def test_off_nothing_is_built_ahead() -> None:
     runner.announce(SECOND)
     assert runner.run(FIRST).timings.ahead is None
     assert runner.run(SECOND).timings.ahead is None
+
+
+def test_a_stay_that_begins_has_blocks_of_its_own_alone() -> None:
+    """Beside a longer row in the table's last slot, its own table is padded with the null block."""
+    ahead = AheadRunner(make_limits(max_num_seqs=2))
+    longer = make_sequence(2, [7] * 6, max_tokens=9)
+    first = replace(FIRST, new_sequences=(FIRST.new_sequences[0], longer), num_scheduled_tokens=(3, 6))
+    first = replace(first, num_new_blocks=(1, 2), new_blocks=(1, 2, 3))
+    second = StepBatch(1, 2, (1,), (make_sequence(3, [8, 8, 8]),), (3, 2), (3, 1), (0, 6), (1, 0), (1,))
+    assert [each.timings.ahead is not None for each in _run(ahead, first, second)] == [False, True]
+
+
+def test_another_count_than_was_foreseen_is_noticed(ahead: AheadRunner) -> None:
+    """Whatever made it so: then nothing is adopted, and nothing changed."""
+    ahead.announce(SECOND)
+    ahead.run(FIRST)
+    assert ahead.runner.ahead is not None
+    foreseen = ahead.runner.ahead.take(SECOND)
+    assert foreseen is not None
+    table = ahead.runner._table
+    table.append_tokens(table.slots([1]), np.array([4]))
+    assert ahead.runner._foresight.adopt(foreseen) is None
+    ahead.runner.check_invariants()
+
+
+def test_a_forward_pass_ends_after_a_build_under_way() -> None:
+    """The table changes behind it, and the build reads the table."""
+    began, gate, left = threading.Event(), threading.Event(), threading.Event()
+
+    def foresee(*_: Any) -> None:
+        began.set()
+        assert gate.wait(TIMEOUT)
+
+    builder, inputs = InputsAhead(foresee), object()
+    builder.start()
+    builder.announce(SECOND)
+
+    def compute() -> None:
+        with builder.computing(inputs):  # type: ignore[arg-type]  # nothing looks into it
+            assert began.wait(TIMEOUT)
+        left.set()
+
+    device = threading.Thread(target=compute)
+    device.start()
+    assert began.wait(TIMEOUT)
+    assert not left.wait(0.05)
+    gate.set()
+    assert left.wait(TIMEOUT)
+    device.join()
+    builder.stop()

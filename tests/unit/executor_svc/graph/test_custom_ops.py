@@ -214,6 +214,7 @@ def test_a_cuda_source_is_compiled_once_for_each_state(tmp_path: Path, monkeypat
         version.load()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 def test_nvcc_compiles_a_kernel_and_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaded without a GPU; an error in the kernel is told as the compiler has it."""
