@@ -36,7 +36,7 @@ def read_activation(fields: ConfigFields, name: str = "hidden_act", *, gated: bo
     supported = _GATED if gated else _PLAIN
     word = fields.get(name)
     found = _ACTIVATIONS.get(word) if isinstance(word, str) else None
-    if found not in supported:
+    if found is None or found not in supported:
         known = [word for word, activation in _ACTIVATIONS.items() if activation in supported]
         raise fields.refuse(name, ", ".join(known))
     return found
