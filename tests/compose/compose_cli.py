@@ -120,10 +120,16 @@ def address_in_network(container: Mapping[str, Any]) -> str:
     return str(network["IPAddress"])
 
 
-def crash(container: Mapping[str, Any], image: str) -> None:
-    """Kill a container's process with SIGKILL from outside.
+def other_processes(container: Mapping[str, Any]) -> list[int]:
+    """Return the ids, outside, of a container's processes but the first."""
+    listed = docker("top", container["Id"], "-eo", "pid").split()[1:]
+    return [int(pid) for pid in listed if int(pid) != container["State"]["Pid"]]
+
+
+def crash(container: Mapping[str, Any], image: str, pid: int | None = None) -> None:
+    """Kill a container's first process, or that of this id, with SIGKILL from outside.
 
     `docker kill` would not do: the engine takes it for a wish, and restarts nothing.
     """
-    program = f"import os; os.kill({container['State']['Pid']}, 9)"
+    program = f"import os; os.kill({pid or container['State']['Pid']}, 9)"
     docker("run", "--rm", "--pid", "host", "--user", "0", "--entrypoint", "python", image, "-c", program)

@@ -46,7 +46,7 @@ def config(version: str, *files: str, **variables: str) -> dict[str, Any]:
 def test_both_versions_of_compose_read_the_stack(version: str) -> None:
     """Neither refuses a word of it, and a model given by a variable reaches all who need its name."""
     services = config(version, "docker-compose.yml", OCTAVO_MODEL="owner/name", OCTAVO_THREADS="3")["services"]
-    assert set(services) == {"model", *SERVICES}
+    assert set(services) - {"executor-tp"} == {"model", *SERVICES}  # version 1 shows what is in a profile, too
     assert services["model"]["command"] == ["prepare", "--if-needed", "owner/name"]
     for service in ("gateway", "executor"):
         assert services[service]["environment"]["OCTAVO_MODEL"] == "owner/name"
@@ -54,6 +54,22 @@ def test_both_versions_of_compose_read_the_stack(version: str) -> None:
     assert services["executor"]["depends_on"]["model"]["condition"] == "service_completed_successfully"
     assert services["scheduler"]["depends_on"]["executor"]["condition"] == "service_healthy"
     assert services["gateway"]["depends_on"]["scheduler"]["condition"] == "service_healthy"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_executor_of_two_processes_is_one_of_the_executors(version: str) -> None:
+    """Its profile adds nothing else; it is an executor but for the number of ranks, and is found by the same name."""
+    services = config(version, "docker-compose.yml", COMPOSE_PROFILES="tp", OCTAVO_TENSOR_PARALLEL="1")["services"]
+    assert set(services) == {"model", "executor-tp", *SERVICES}
+    executor, divided = services["executor"], services["executor-tp"]
+    assert divided.pop("profiles") == ["tp"]
+    assert divided["networks"].pop("default")["aliases"] == ["executor"]
+    assert str(divided["environment"].pop("OCTAVO_TENSOR_PARALLEL")) == "2"
+    executor["environment"].pop("OCTAVO_TENSOR_PARALLEL")
+    for each in (executor, divided):
+        each.pop("networks", None)
+    assert divided == executor
+    assert services["scheduler"]["environment"]["OCTAVO_SCHEDULER_EXECUTORS"] == "executor:50053"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

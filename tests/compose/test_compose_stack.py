@@ -22,6 +22,7 @@ from compose_cli import (
     crash,
     docker,
     installed_composes,
+    other_processes,
     why_no_engine,
 )
 from metrics_page import scrape
@@ -88,8 +89,14 @@ def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         asyncio.run(wait_serving(project.published("gateway", GATEWAY_PORT)))
         yield project
     finally:
-        print(plain.logs())  # shown where a test failed
-        plain.compose("down", "--volumes", "--remove-orphans")
+        whole = with_profiles(plain)
+        print(whole.logs())  # shown where a test failed
+        whole.compose("down", "--volumes", "--remove-orphans")
+
+
+def with_profiles(project: Project) -> Project:
+    """Return the project with the services that are started by name alone."""
+    return replace(project, variables={**project.variables, "COMPOSE_PROFILES": "tp"})
 
 
 def start(project: Project, folder: Path) -> Project:
@@ -309,6 +316,39 @@ async def test_a_scaled_stack_uses_all_of_it(project: Project) -> None:
             assert (await client.get_load()).gateways == 2
 
 
+@pytest.mark.asyncio
+async def test_an_executor_of_two_processes_gives_the_same_tokens_and_ends_whole(project: Project) -> None:
+    """Alone in the cell it serves what the others did. A rank that is killed takes the container down, which comes back
+    by itself, and the stream goes on without a token lost.
+    """
+    address = project.published("gateway", GATEWAY_PORT)
+    request = request_for(QUESTION, 32, ignore_eos=True)
+    undisturbed = (await generate(address, request)).choices[0].token_ids
+    await asyncio.to_thread(project.compose, "up", "-d", "--no-build", "executor-tp")
+    (divided,) = with_profiles(project).containers("executor-tp")
+    host = address_in_network(divided)
+    await wait_load(project, lambda load: host in hosts_of(load))
+    await asyncio.to_thread(project.compose, "stop", "executor")
+    await wait_load(project, lambda load: hosts_of(load) == {host})
+    assert (await generate(address, request)).choices[0].token_ids == undisturbed
+
+    (other_rank,) = other_processes(divided)
+    stream = asyncio.create_task(generate(address, request))
+    await wait_request(project, lambda info: info.completion_tokens >= 4)
+    await asyncio.to_thread(crash, divided, "octavo-scheduler", other_rank)
+    assert (await stream).choices[0].token_ids == undisturbed
+    (returned,) = with_profiles(project).containers("executor-tp")
+    assert (returned["Id"], returned["RestartCount"]) == (divided["Id"], 1)
+    num_others = len(project.containers("executor"))
+    await asyncio.to_thread(project.compose, "start", "executor")
+    await wait_load(project, lambda load: len(load.executors) == num_others + 1)
+
+
+def hosts_of(load: Load) -> set[str]:
+    """Return the hosts of the executors in session."""
+    return {each.address.rpartition(":")[0] for each in load.executors}
+
+
 def test_the_commands_of_the_pages_work(project: Project) -> None:
     """Whatever README and docs say of `docker compose` is done on this stack, but for stopping it: that comes next."""
     commands = [words for page in pages() for block in blocks(page) for words in block.commands]
@@ -322,9 +362,10 @@ def test_the_commands_of_the_pages_work(project: Project) -> None:
 
 def test_a_stack_that_is_stopped_ends_well_and_one_that_is_removed_leaves_nothing(project: Project) -> None:
     """SIGTERM ends every service with 0 and in time; `down --volumes` takes containers, network and model away."""
+    project = with_profiles(project)
     project.compose("stop")
     ended = project.containers()
-    assert len(ended) == 6  # the model, two executors, a scheduler, two gateways
+    assert len(ended) == 7  # the model, two executors and one of two processes, a scheduler, two gateways
     assert {each["State"]["ExitCode"] for each in ended} == {0}
     project.compose("down", "--volumes")
     label = f"label=com.docker.compose.project={project.name}"
