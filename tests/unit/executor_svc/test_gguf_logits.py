@@ -24,7 +24,7 @@ PROMPT = torch.randint(3, VOCAB_SIZE, (40,), generator=torch.Generator().manual_
 """Longer than every window of the tiny models, and within the context that none of them stretches."""
 
 
-@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+@pytest.mark.parametrize("kernels", [pytest.param("reference", marks=pytest.mark.full), "cpu"])
 @pytest.mark.parametrize("name", GGUF_FAMILIES)
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str, kernels: str) -> None:
     """A float32 file gives, at every position, the logits that transformers computes from the folder of the model."""

@@ -22,6 +22,7 @@ def test_models_lists_families_and_formats(capsys: pytest.CaptureFixture[str]) -
     assert {each["format"] for each in json.loads(capsys.readouterr().out)["formats"]} >= {"safetensors", "GGUF"}
 
 
+@pytest.mark.full
 def test_inspect_tells_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 for a sound model that fits, 1 for one that asks for too much or is damaged, each with the reason."""
     path = make_gguf(make_llama(tmp_path / "tiny"), tmp_path / "model.gguf")
