@@ -102,7 +102,7 @@ def _unknown(folder: Path) -> None:
     ("damage", "check", "message"),
     [
         (_cut, "files", r"model.safetensors is damaged or incomplete"),
-        (_unknown, "config", "transformers cannot read this model"),
+        (_unknown, "config", "'X' is no causal language model"),
         (_misshape, "tensors", "model.norm.weight is [47], not [48]"),
         (_other_vocabulary, "tokenizer", "'far' (5000)"),
     ],

@@ -228,7 +228,7 @@ def test_an_unknown_element_type_is_refused(tmp_path: Path, number: int, name: s
     entry = b"token_embd.weight" + (2).to_bytes(4, "little") + (64).to_bytes(8, "little") + (320).to_bytes(8, "little")
     at = data.index(entry) + len(entry)
     path.write_bytes(data[:at] + number.to_bytes(4, "little") + data[at + 4 :])
-    message = rf"tensor token_embd\.weight is {name}; supported: F32, .*: take a file of the model in one of these"
+    message = rf"tensor token_embd\.weight is {name}; supported: F32, .*: take a file of this model in one of these"
     with pytest.raises(UnsupportedModelError, match=message):
         open_checkpoint(path)
     with pytest.raises(ModelError, match=message):
