@@ -9,9 +9,8 @@ MODEL ?= smollm2-135m-instruct
 ARGS ?=
 OUT ?=
 PEERS := openvino vllm transformers llamacpp
-# Files are shared out among processes; the tests of one file share its models and run in one. In the order of folders:
-# those of few tests that each take long, a stack of containers and pages of the docs, begin first, and nobody waits for them.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Files are shared out among processes; the tests of one file share its models and run in one.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo serve model test test-full check fix protos baseline chaos soak bench bench-envs bench-peers gpu-check clean

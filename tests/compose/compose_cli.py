@@ -120,10 +120,11 @@ def address_in_network(container: Mapping[str, Any]) -> str:
     return str(network["IPAddress"])
 
 
-def other_processes(container: Mapping[str, Any]) -> list[int]:
-    """Return the ids, outside, of a container's processes but the first."""
-    listed = docker("top", container["Id"], "-eo", "pid").split()[1:]
-    return [int(pid) for pid in listed if int(pid) != container["State"]["Pid"]]
+def other_processes(container: Mapping[str, Any], program: str) -> list[int]:
+    """Return the ids, outside, of a container's processes of a program, but the first: no check of its health."""
+    listed = [line.split(maxsplit=1) for line in docker("top", container["Id"], "-eo", "pid,args").splitlines()[1:]]
+    found = [int(pid) for pid, command in listed if program in command]
+    return [pid for pid in found if pid != container["State"]["Pid"]]
 
 
 def crash(container: Mapping[str, Any], image: str, pid: int | None = None) -> None:

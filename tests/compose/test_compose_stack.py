@@ -332,7 +332,7 @@ async def test_an_executor_of_three_processes_gives_the_same_tokens_and_ends_who
     await wait_load(project, lambda load: hosts_of(load) == {host})
     assert (await generate(address, request)).choices[0].token_ids == undisturbed
 
-    other_rank, _ = other_processes(divided)
+    other_rank, _ = other_processes(divided, "executor_svc")
     stream = asyncio.create_task(generate(address, request))
     await wait_request(project, lambda info: info.completion_tokens >= 4)
     await asyncio.to_thread(crash, divided, "octavo-scheduler", other_rank)
