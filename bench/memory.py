@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import logging
-import os
 import random
 import sys
 import tempfile
@@ -26,9 +25,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from service_process import service_process
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from octavo.home import VARIABLE as HOME
 from octavo.local.probe import wait_until_serving
 from octavo.models import ModelError
 from octavo.models.catalog import DEFAULT_MODEL
@@ -148,40 +147,6 @@ def pick_model(folder: Path) -> tuple[PreparedModel, int]:
 
 
 @contextlib.asynccontextmanager
-async def service(name: str, **flags: object) -> AsyncIterator[int]:
-    """Start a service as a process of its own, wait until it listens, and stop it at the end. Yields its port."""
-    argv = [text for flag, value in flags.items() for text in (f"--{flag.replace('_', '-')}", str(value))]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("OCTAVO_") or key == HOME}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", name, *argv, stderr=asyncio.subprocess.PIPE, env=environ
-    )
-    assert process.stderr is not None
-    reading: asyncio.Task[None] | None = None
-    try:
-        async with asyncio.timeout(_START_SECONDS):
-            line: dict[str, Any] = {}
-            while "port" not in line:
-                text = await process.stderr.readline()
-                if not text:
-                    raise SystemExit(f"{name} did not start: {line}")
-                with contextlib.suppress(ValueError):
-                    line = json.loads(text)
-        reading = asyncio.create_task(_drain(process.stderr))
-        yield line["port"]
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        if reading is not None:
-            await reading
-
-
-async def _drain(stream: asyncio.StreamReader) -> None:
-    while await stream.read(1 << 16):
-        pass
-
-
-@contextlib.asynccontextmanager
 async def scheduler(engine: Engine, executor_port: int) -> AsyncIterator[int]:
     """Run a scheduler in this process. Yields its port."""
     argv = ["--executors", f"127.0.0.1:{executor_port}", "--port", "0", "--metrics-port", "0"]
@@ -238,29 +203,22 @@ async def measure(model: PreparedModel, kv_memory: int, max_num_seqs: int, secon
     """Run the workload for so many seconds after the first request has ended."""
     engine = SampledEngine()
     executor_flags = {
+        "model": str(model.path),
         "dtype": "float32",
-        "max_num_seqs": max_num_seqs,
-        "max_model_len": MAX_MODEL_LEN,
-        "block_size": BLOCK_SIZE,
-        "kv_memory": kv_memory,
+        "max-num-seqs": str(max_num_seqs),
+        "max-model-len": str(MAX_MODEL_LEN),
+        "block-size": str(BLOCK_SIZE),
+        "kv-memory": str(kv_memory),
     }
-    ports = {"port": 0, "metrics_port": 0}
     async with (
-        service("executor_svc", model=model.path, **executor_flags, **ports) as executor_port,
-        scheduler(engine, executor_port) as scheduler_port,
-        service(
-            "gateway",
-            model=model.path,
-            scheduler=f"127.0.0.1:{scheduler_port}",
-            http_port=0,
-            admin_port=0,
-            **ports,
-        ) as gateway_port,
-        open_channel(f"127.0.0.1:{gateway_port}") as channel,
+        service_process("executor_svc", executor_flags) as executor,
+        scheduler(engine, executor.line["port"]) as scheduler_port,
+        service_process("gateway", {"model": str(model.path), "scheduler": f"127.0.0.1:{scheduler_port}"}) as gateway,
+        open_channel(gateway.address) as channel,
     ):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         async with asyncio.timeout(_START_SECONDS):
-            await wait_until_serving(f"127.0.0.1:{gateway_port}")
+            await wait_until_serving(gateway.address)
         requests, first_end = workload(model.vocab_size), asyncio.Event()
         clients = [asyncio.ensure_future(_client(stub, requests, first_end)) for _ in range(NUM_CLIENTS)]
         try:

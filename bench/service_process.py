@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_START_SECONDS = 60.0
+from octavo.home import VARIABLE as HOME
+
+_START_SECONDS = 120.0
 PORT_FLAGS = {
     "gateway": ("port", "http-port", "admin-port", "metrics-port"),
     "scheduler_svc": ("port", "metrics-port"),
@@ -47,7 +49,7 @@ async def script_process(argv: Sequence[str], ready: str) -> AsyncIterator[Servi
 
     What it logs on stderr behind that is read and dropped. Raises SystemExit where it does not get ready.
     """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_") or name == HOME}
     process = await asyncio.create_subprocess_exec(sys.executable, *argv, stderr=asyncio.subprocess.PIPE, env=environ)
     assert process.stderr is not None
     reading: asyncio.Task[None] | None = None
