@@ -9,8 +9,9 @@ MODEL ?= smollm2-135m-instruct
 ARGS ?=
 OUT ?=
 PEERS := openvino vllm transformers llamacpp
-# Files are shared out among processes; the tests of one file share its models and run in one.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Files are shared out among processes; the tests of one file share its models and run in one. A process that crashes
+# ends the run and is named: pytest-xdist 3.8 can wait for ever once it has replaced one (its issue 784).
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo serve model test test-full check fix protos baseline chaos soak bench bench-envs bench-peers gpu-check clean

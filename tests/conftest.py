@@ -15,8 +15,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import asyncio
 import importlib.util
 
+import grpc.aio
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
@@ -29,7 +31,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the kernels once, for the tests and the services they start, whatever home these are given."""
+    """Keep what all tests use: gRPC's poller, and the kernels, compiled once whatever home the services are given."""
+    asyncio.run(_keep_poller())
     if importlib.util.find_spec("torch") is None:
         return
     from instruction_sets import everyday, libraries
@@ -40,6 +43,15 @@ def pytest_configure(config: pytest.Config) -> None:
     for isa in (everyday if config.option.markexpr == "not full" else libraries)(cpu_features()):
         library = find_library(isa)
     os.environ[BUILT_AHEAD_IN] = str(library.parent)
+
+
+async def _keep_poller() -> None:
+    """Hold gRPC's poller for the life of the process.
+
+    gRPC ends it with the last asyncio channel and makes it anew for the next: thousands of times here, as tests have a
+    loop each. That is a thing no service does, it has had races (grpc's issues 22365 and 43364), and a run has crashed.
+    """
+    grpc.aio.init_grpc_aio()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -100,7 +100,7 @@ struct Tokens {
   int64_t count;
 };
 
-// Finds the k highest logits of rows, equals by ascending id.
+// Finds the k highest logits of rows, equals by ascending id. NaN is left out, and so there may be fewer than k.
 class TopTokens {
  public:
   // k is from 1 to n. The result holds until the next call.
@@ -111,6 +111,7 @@ class TopTokens {
     // Each of these maxima is one logit: the k-th highest of them is no higher than the k-th highest of all.
     const float least = 4 * k <= blocks * kLanes ? kth_highest(maxima, blocks * kLanes, k) : kBelowAll;
     const int64_t count = collect(x, n, maxima, least);
+    if (count == 0) return {nullptr, nullptr, 0};
     int64_t equals;
     const float lowest = kth_highest(logits_.data(), count, k, &equals);
     int64_t kept = 0;

@@ -85,6 +85,7 @@ class RowSampler {
     if (parameters.temperature < kGreedyTemperature) return first_highest(logits, vocab);
     const bool some = parameters.top_k > 0 && parameters.top_k < vocab;
     const Tokens tokens = some ? top_.find(logits, vocab, parameters.top_k) : Tokens{logits, nullptr, vocab};
+    if (tokens.count == 0) return 0;  // only where all are NaN
     const int64_t index = draw_from(tokens.logits, tokens.count, parameters);
     return tokens.ids ? tokens.ids[index] : index;
   }

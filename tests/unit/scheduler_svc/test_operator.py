@@ -84,7 +84,8 @@ async def test_a_lost_gateways_request_is_ended_and_the_gateway_told_when_it_is_
 @pytest.mark.asyncio
 async def test_what_an_operator_ended_does_not_come_back_with_its_gateway() -> None:
     """A gateway whose frames were forgotten submits what it holds; an operator's cancel holds all the same."""
-    async with running_scheduler(FakeExecutor(), gateway_grace=0.05) as scheduler:
+    grace = 0.05
+    async with running_scheduler(FakeExecutor(), gateway_grace=grace) as scheduler:
         gateway = await scheduler.ready_gateway()
         other = await scheduler.gateway()
         await gateway.submit(1, PROMPT, 240)
@@ -98,7 +99,10 @@ async def test_what_an_operator_ended_does_not_come_back_with_its_gateway() -> N
             welcome = await gateway.attach(live=[1, 2])
             if list(welcome.unknown_requests) == [1, 2]:
                 break
-            await gateway.break_stream()  # the grace is not over
+            # The grace was not over, and begins anew with each attachment: each waits longer than the one before.
+            await gateway.break_stream()
+            grace *= 2
+            await asyncio.sleep(grace)
         gateway.outcomes |= outcomes
         # What the forgotten stream had on its way is a gap in its numbers.
         gateway.faults.clear()
