@@ -9,9 +9,11 @@ MODEL ?= smollm2-135m-instruct
 ARGS ?=
 OUT ?=
 PEERS := openvino vllm transformers llamacpp
-# Files are shared out among processes; the tests of one file share its models and run in one. A process that crashes
-# ends the run and is named: pytest-xdist 3.8 can wait for ever once it has replaced one (its issue 784).
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
+# Files are shared out among processes, one more than there are cores, since tests also wait: for services to start, for
+# a limit of time to pass. The tests of one file share its models and run in one. A process that crashes ends the run and
+# is named: pytest-xdist 3.8 can wait for ever once it has replaced one (its issue 784).
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo serve model test test-full check fix protos baseline chaos soak bench bench-envs bench-peers gpu-check clean
