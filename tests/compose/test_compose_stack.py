@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -352,7 +351,9 @@ def hosts_of(load: Load) -> set[str]:
 
 
 def test_the_commands_of_the_pages_work(project: Project) -> None:
-    """Whatever README and docs say of `docker compose` is done on this stack, but for stopping it: that comes next."""
+    """Whatever README and docs say of `docker compose` is done on this stack, and all that it starts comes to
+    serve. Stopping it comes next.
+    """
     commands = [words for page in pages() for block in blocks(page) for words in block.commands]
     said = [words[2:] for words in commands if words[:2] == ["docker", "compose"]]
     assert ["down"] in said
@@ -360,6 +361,7 @@ def test_the_commands_of_the_pages_work(project: Project) -> None:
     for words in said:
         if words != ["down"]:
             project.compose(*words)
+    asyncio.run(wait_load(project, lambda load: (len(load.executors), load.gateways) == (3, 2)))
 
 
 def test_a_stack_that_is_stopped_ends_well_and_one_that_is_removed_leaves_nothing(project: Project) -> None:
@@ -367,9 +369,7 @@ def test_a_stack_that_is_stopped_ends_well_and_one_that_is_removed_leaves_nothin
     project = with_profiles(project)
     project.compose("stop")
     ended = project.containers()
-    services = Counter(container["Config"]["Labels"]["com.docker.compose.service"] for container in ended)
-    assert services.pop("executor-tp", 1) == 1  # in thorough runs
-    assert services == {"model": 1, "executor": 2, "scheduler": 1, "gateway": 2}
+    assert len(ended) == 7  # the model, two executors and one of three processes, a scheduler, two gateways
     assert {each["State"]["ExitCode"] for each in ended} == {0}
     project.compose("down", "--volumes")
     label = f"label=com.docker.compose.project={project.name}"
