@@ -16,7 +16,7 @@ WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve model test test-full check fix protos baseline chaos soak bench bench-envs bench-peers gpu-check clean
+.PHONY: help env demo serve model test test-full check fix protos baseline chaos soak sanitize bench bench-envs bench-peers gpu-check clean
 # One goal after the other, also under -j: they share the environment and the ports.
 .NOTPARALLEL:
 
@@ -71,6 +71,10 @@ chaos: $(STAMP) ## watch streams go on while services are killed, stopped and cu
 soak: $(STAMP) ## half an hour of faults: nothing fails, nothing leaks, memory stays flat
 	@mkdir -p .bench
 	@$(BIN)/python bench/chaos.py --minutes 30 --seconds 60 --requests 200 --json $(or $(OUT),.bench/soak.json) $(ARGS)
+
+sanitize: $(STAMP) ## run the kernels' tests where an access outside of an array ends the run (g++)
+	@bash scripts/sanitize.sh $(BIN)/python -m pytest -m 'not full' tests/kernels tests/unit/executor_svc \
+		--ignore=tests/kernels/triton_set --ignore=tests/unit/executor_svc/parallel $(ARGS)
 
 bench: $(STAMP) ## measure how fast Octavo serves, against the floor of this machine, into OUT
 	@mkdir -p .bench
