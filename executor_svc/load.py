@@ -130,6 +130,7 @@ class Load:
         self._settings = settings
         self._ranks_plan = ranks_plan
         self._ranks: ConnectedRanks | None = None
+        self._widest: ServedConfig | None = None
         self.prepared = prepared
         self.dtype = dtype
         self._device = device
@@ -230,7 +231,8 @@ class Load:
         config = read_config(self.prepared) if settings.kv_memory is not None or plan is not None else None
         if plan is not None:
             assert config is not None  # just above
-            config = plan.check(self.prepared, config)
+            whole, config = config, plan.check(self.prepared, config)
+            self._widest = plan.widest(whole)
         if settings.kv_memory is not None:
             assert config is not None  # just above
             # Said before the weights are read, which may take minutes. What is free is known only after that.
@@ -292,6 +294,7 @@ class Load:
     def _limits(self, config: ServedConfig, kv_memory: int) -> Limits:
         """Return what is held; `kv_memory`: bytes for KV, where the settings name none. Raises SettingsError."""
         settings = self._settings
+        config = self._widest or config
         return plan_limits(
             Wanted(
                 settings.block_size,

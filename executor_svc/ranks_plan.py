@@ -13,6 +13,7 @@ from executor_svc.models import ModelConfig, ServedConfig, UnsupportedModelError
 from executor_svc.parallel.connect import connect
 from executor_svc.parallel.lead import ConnectedRanks
 from executor_svc.parallel.place import Place
+from executor_svc.parallel.share import Share
 from executor_svc.parallel.start import StartedRanks
 from octavo.models import PreparedModel
 from octavo.settings import ExecutorSettings
@@ -52,6 +53,11 @@ class RanksPlan:
                 "Octavo's own code runs, and transformers' code is not divided among ranks"
             )
         return shard_config(config, self.place.share)
+
+    def widest(self, config: ServedConfig) -> ServedConfig:
+        """Return what the rank computes that has most of a model, the last: by it all of them count their KV blocks."""
+        assert isinstance(config, ModelConfig)  # check
+        return shard_config(config, Share(self.place.share.size - 1, self.place.share.size))
 
     def connect(
         self,

@@ -25,16 +25,17 @@ from executor_svc.weights import UnsupportedModelError
 def shard_config(config: ModelConfig, share: Share) -> ModelConfig:
     """Return what a rank computes: its heads and inner features; vocabulary and hidden size are the whole model's.
 
-    Raises UnsupportedModelError, with the numbers, where heads do not divide evenly among the ranks.
+    Raises UnsupportedModelError, with the numbers, where heads cannot be divided among the ranks.
     """
     check_divides(config, share.size)
+    queries, keys = _heads(config, share)
     experts = config.experts
     if experts is not None:
         experts = replace(experts, intermediate_size=_width(share.of(experts.intermediate_size)))
     return replace(
         config,
-        num_heads=config.num_heads // share.size,
-        num_kv_heads=max(1, config.num_kv_heads // share.size),
+        num_heads=_width(queries),
+        num_kv_heads=_width(keys),
         intermediate_size=_width(share.of(config.intermediate_size)),
         experts=experts,
     )
@@ -46,15 +47,15 @@ def check_divides(config: ModelConfig, size: int) -> None:
         possible = [str(count) for count in range(1, config.num_heads + 1) if _divides(config, count)]
         raise UnsupportedModelError(
             f"--tensor-parallel {size}: the {config.num_heads} attention heads, {config.num_kv_heads} KV heads and "
-            f"{_narrowest(config)} inner features of {config.architecture} do not divide evenly among {size} ranks; "
-            f"they do among {', '.join(possible)}"
+            f"{_narrowest(config)} inner features of {config.architecture} cannot be divided among {size} ranks; "
+            f"they can among {', '.join(possible)}"
         )
 
 
 def _divides(config: ModelConfig, size: int) -> bool:
-    kv_heads = config.num_kv_heads
-    has_kv_heads = kv_heads % size == 0 or size % kv_heads == 0
-    return config.num_heads % size == 0 and has_kv_heads and size <= min(_narrowest(config), config.vocab_size)
+    has_kv_head = config.num_kv_heads >= size
+    can_repeat = config.num_heads % size == 0 and size % config.num_kv_heads == 0
+    return (has_kv_head or can_repeat) and size <= min(_narrowest(config), config.vocab_size)
 
 
 def _narrowest(config: ModelConfig) -> int:
@@ -73,10 +74,13 @@ def shard_spec(spec: DecoderSpec, config: ModelConfig, share: Share) -> DecoderS
 class _Shard:
     def __init__(self, config: ModelConfig, share: Share) -> None:
         self._share = share
-        self._queries = _times(share.of(config.num_heads), config.head_dim)
-        self._keys = _times(_kv_heads(config, share), config.head_dim)
+        self._heads, keys = _heads(config, share)
+        self._queries = _times(self._heads, config.head_dim)
+        self._keys = _times(keys, config.head_dim)
         self._head_dim = config.head_dim
-        self._heads = share.of(config.num_heads)
+        # How many heads of each kind all ranks have together.
+        queries_of, keys_of = zip(*(_heads(config, each) for each in share.of_all()), strict=True)
+        self._num_queries, self._num_keys = sum(map(_width, queries_of)), sum(map(_width, keys_of))
 
     def decoder(self, spec: DecoderSpec) -> DecoderSpec:
         head = None if spec.head is None else self._vocabulary(spec.head)
@@ -92,8 +96,8 @@ class _Shard:
             qkv=self._columns(spec.qkv, sections),
             attention_output=self._rows(spec.attention_output, self._queries),
             mlp=mlp,
-            query_norm=self._head_norm(spec.query_norm, self._queries),
-            key_norm=self._head_norm(spec.key_norm, self._keys),
+            query_norm=self._head_norm(spec.query_norm, self._queries, self._num_queries),
+            key_norm=self._head_norm(spec.key_norm, self._keys, self._num_keys),
         )
 
     def _mlp(self, spec: MlpSpec) -> MlpSpec:
@@ -103,11 +107,11 @@ class _Shard:
     def _experts(self, spec: ExpertsSpec) -> ExpertsSpec:
         return replace(spec, experts=tuple(map(self._mlp, spec.experts)))
 
-    def _head_norm(self, spec: NormSpec | None, taken: Range) -> NormSpec | None:
+    def _head_norm(self, spec: NormSpec | None, taken: Range, num_heads: int) -> NormSpec | None:
         """Divide the norm of all heads together; that of each head is the same for all."""
         if spec is None or spec.size == self._head_dim:
             return spec
-        return replace(spec, size=_width(taken), taken=taken)
+        return replace(spec, size=_width(taken), taken=taken, size_of_all=num_heads * self._head_dim)
 
     def _vocabulary(self, spec: LinearSpec) -> LinearSpec:
         assert spec.split is Split.VOCABULARY  # naming
@@ -133,13 +137,16 @@ class _Shard:
         return replace(spec, in_features=_width(taken), taken=taken, bias=spec.bias and self._share.rank == 0)
 
 
-def _kv_heads(config: ModelConfig, share: Share) -> Range:
-    """Return a rank's KV heads: where there are fewer than ranks, the one that its query heads read."""
+def _heads(config: ModelConfig, share: Share) -> tuple[Range, Range]:
+    """Return a rank's query heads and KV heads: some KV heads, with all that read them, and one rank may have one more
+    than another; where there are fewer than ranks, an even part of the query heads and the KV head that these read.
+    """
     count = config.num_kv_heads
     if count >= share.size:
-        return share.of(count)
+        keys = share.of(count)
+        return _times(keys, config.num_heads // count), keys
     first = share.rank * count // share.size
-    return first, first + 1
+    return share.of(config.num_heads), (first, first + 1)
 
 
 def _taking(part: Part, ranges: Sequence[Range]) -> Part:

@@ -105,6 +105,8 @@ class NormSpec:
     bias: bool = False
     taken: Range | None = None
     """The tensors' elements that it has, where it norms together with other ranks; None: all."""
+    size_of_all: int = 0
+    """How many elements all these ranks have together; one that several ranks have counts for each."""
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor it is made of."""

@@ -64,7 +64,7 @@ def test_an_executor_of_two_processes_is_one_of_the_executors(version: str) -> N
     executor, divided = services["executor"], services["executor-tp"]
     assert divided.pop("profiles") == ["tp"]
     assert divided["networks"].pop("default")["aliases"] == ["executor"]
-    assert str(divided["environment"].pop("OCTAVO_TENSOR_PARALLEL")) == "3"
+    assert str(divided["environment"].pop("OCTAVO_TENSOR_PARALLEL")) == "2"
     executor["environment"].pop("OCTAVO_TENSOR_PARALLEL")
     for each in (executor, divided):
         each.pop("networks", None)

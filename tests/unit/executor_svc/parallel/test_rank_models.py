@@ -16,8 +16,8 @@ from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.linear.reference import ReferenceLinear
 from executor_svc.kernels.record.cpu import RecordedBody
 from executor_svc.kv_cache import KVCache
-from executor_svc.models import CausalLM
-from executor_svc.models.loader import load_checkpoint
+from executor_svc.models import CausalLM, shard_config
+from executor_svc.models.loader import describe, load_checkpoint
 from executor_svc.parallel.lead import ConnectedRanks
 from executor_svc.parallel.messages import Kind
 from executor_svc.parallel.share import Share
@@ -38,6 +38,13 @@ SOME = [
     "GPT-NeoX, parallel",
 ]
 """One of each way in which tensors divide: what `make test` runs. All the others are slow together."""
+_ODD = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
+ODD = [
+    replace(_BY_ID["Llama, biases"], fields={**_BY_ID["Llama, biases"].fields, **_ODD}),
+    # The norm of queries and keys is of all heads together.
+    replace(_BY_ID["OLMo 2, plain"], fields={"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),
+]
+"""Two ranks of these have 1 and 2 KV heads."""
 
 
 def _load(
@@ -66,6 +73,17 @@ def _check_same(folder: Path, variation: Variation, kernels: KernelSet, size: in
 def test_two_ranks_write_what_one_writes(tmp_path: Path, name: str) -> None:
     """Greedy tokens in float32 are the same, over KV memory full of NaN, in ragged batches and by chunks."""
     _check_same(tmp_path, _BY_ID[name], build_kernels("cpu"), 2)
+
+
+@pytest.mark.parametrize("variation", ODD, ids=lambda variation: variation.family)
+def test_a_rank_may_have_more_heads_than_another(tmp_path: Path, variation: Variation) -> None:
+    """So it is where KV heads do not divide evenly; every rank takes what it needs of each tensor, and holds as many
+    blocks as the others.
+    """
+    _check_same(tmp_path, variation, build_kernels("cpu"), 2)
+    config, _ = describe(open_checkpoint(tmp_path))
+    heads = [(each.num_heads, each.num_kv_heads) for each in (shard_config(config, Share(rank, 2)) for rank in (0, 1))]
+    assert heads == [(2, 1), (4, 2)]
 
 
 @pytest.mark.full
