@@ -202,12 +202,18 @@ def test_files_divide_too(tmp_path: Path, quantization: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("heads", "size", "possible"),
     [
-        ((9, 3), 4, "the 9 attention heads, 3 KV heads and 80 inner features .* among 4 ranks; they can among 1, 2, 3, 9$"),
+        (
+            (9, 3),
+            4,
+            "the 9 attention heads, 3 KV heads and 80 inner features .* among 4 ranks; they can among 1, 2, 3, 9$",
+        ),
         ((8, 2), 3, "they can among 1, 2, 4, 8$"),
         ((12, 4), 6, "they can among 1, 2, 3, 4, 12$"),
     ],
 )
-def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path, heads: tuple[int, int], size: int, possible: str) -> None:
+def test_heads_that_cannot_be_divided_are_refused(
+    tmp_path: Path, heads: tuple[int, int], size: int, possible: str
+) -> None:
     """With the numbers, and with those that would do."""
     folder = make_llama(tmp_path, hidden_size=72, head_dim=8, num_heads=heads[0], num_kv_heads=heads[1])
     config, _ = describe(open_checkpoint(folder))
