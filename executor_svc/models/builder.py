@@ -69,7 +69,8 @@ class DecoderBuilder:
         if isinstance(described, RankSum):
             return self._kernels.on_host(self._ranks.sum)
         weight, _ = self._norm(described.spec)
-        return self._kernels.on_host(partial(rank_norm, self._ranks, weight, described.spec.size_of_all, self._config.norm_eps))
+        size_of_all, eps = described.spec.size_of_all, self._config.norm_eps
+        return self._kernels.on_host(partial(rank_norm, self._ranks, weight, size_of_all, eps))
 
     def _norm(self, spec: NormSpec) -> tuple[Tensor, Tensor | None]:
         return self._parameters.norm(spec, add_one=self._config.norm in _PLUS_ONE)
