@@ -294,6 +294,7 @@ class Load:
     def _limits(self, config: ServedConfig, kv_memory: int) -> Limits:
         """Return what is held; `kv_memory`: bytes for KV, where the settings name none. Raises SettingsError."""
         settings = self._settings
+        # Of several ranks all have as many blocks as the one with the largest.
         config = self._widest or config
         return plan_limits(
             Wanted(

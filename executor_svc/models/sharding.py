@@ -78,9 +78,8 @@ class _Shard:
         self._queries = _times(self._heads, config.head_dim)
         self._keys = _times(keys, config.head_dim)
         self._head_dim = config.head_dim
-        # How many heads of each kind all ranks have together.
-        queries_of, keys_of = zip(*(_heads(config, each) for each in share.of_all()), strict=True)
-        self._num_queries, self._num_keys = sum(map(_width, queries_of)), sum(map(_width, keys_of))
+        # All ranks together; a KV head counts for each rank that has it.
+        self._num_queries, self._num_keys = config.num_heads, max(config.num_kv_heads, share.size)
 
     def decoder(self, spec: DecoderSpec) -> DecoderSpec:
         head = None if spec.head is None else self._vocabulary(spec.head)

@@ -77,9 +77,7 @@ def test_two_ranks_write_what_one_writes(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("variation", ODD, ids=lambda variation: variation.family)
 def test_a_rank_may_have_more_heads_than_another(tmp_path: Path, variation: Variation) -> None:
-    """So it is where KV heads do not divide evenly; every rank takes what it needs of each tensor, and holds as many
-    blocks as the others.
-    """
+    """So it is where KV heads do not divide evenly. The last rank has the most: by it KV blocks are counted."""
     _check_same(tmp_path, variation, build_kernels("cpu"), 2)
     config, _ = describe(open_checkpoint(tmp_path))
     heads = [(each.num_heads, each.num_kv_heads) for each in (shard_config(config, Share(rank, 2)) for rank in (0, 1))]
