@@ -30,6 +30,7 @@ from executor_svc.batch import (
     StoppingParams,
     TokenLogprobs,
 )
+from executor_svc.device import is_out_of_memory
 from executor_svc.foresight import Foresight
 from executor_svc.input_batch import InputBatch, InputBatchBuilder
 from executor_svc.inputs_ahead import InputsAhead
@@ -316,6 +317,6 @@ def failure_of(error: Exception) -> StepFailure:
     """Return the failure of a step that raised an error."""
     message = f"{type(error).__name__}: {error}"
     # The CPU allocator has no exception type of its own.
-    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in message
+    out_of_memory = isinstance(error, MemoryError) or is_out_of_memory(error) or "DefaultCPUAllocator" in message
     reason = StepFailureReason.OUT_OF_MEMORY if out_of_memory else StepFailureReason.INTERNAL
     return StepFailure(reason, message)

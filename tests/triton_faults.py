@@ -9,7 +9,7 @@ _ROTARY, _NORM, _ACTIVATION = "rotary_write_kv.triton_impl", "norm.triton_impl",
 _SAMPLING, _SELECTION, _MATH = "sampling.triton_impl", "selection.triton_impl", "device_math.triton_impl"
 _NOISE, _PENALTIES, _BIAS = "noise.triton_impl", "penalties.triton_impl", "logit_bias.triton_impl"
 _FORBIDDEN, _LOGPROBS, _FINITE = "forbidden.triton_impl", "logprobs.triton_impl", "finite.triton_impl"
-_COPY = "copy_blocks.triton_impl"
+_COPY, _PLAN = "copy_blocks.triton_impl", "decode_plan.triton_impl"
 
 FAULTS: dict[str, list[Fault]] = {
     "paged_attention": [
@@ -49,6 +49,18 @@ FAULTS: dict[str, list[Fault]] = {
         Fault("windows begin too late", _WORK, "first_positions + 1 - window", "first_positions + 2 - window"),
         Fault("parts overlap", _WORK, "begins + part, self", "begins + part + 1, self"),
         Fault("wrong partial result", _WORK, "first_partials[of_tile] + index, -1", "first_partials[of_tile], -1"),
+    ],
+    "decode_plan": [
+        Fault("parts overlap", _PLAN, "tl.minimum(begin + part, end)", "tl.minimum(begin + part + 1, end)"),
+        Fault("windows begin too late", _PLAN, "tl.maximum(end - window, 0)", "tl.maximum(end - window + 1, 0)"),
+        Fault("another row's items", _PLAN, "row_ends[None, :] <= at", "row_ends[None, :] < at"),
+        Fault("a part too few", _PLAN, "tl.maximum((length + part - 1) // part, 1)", "tl.maximum(length // part, 1)"),
+        Fault("wrong partial result", _PLAN, "(count > 1), at, -1)", "(count > 1), at + 1, -1)"),
+        Fault("whole tiles are parts too", _PLAN, "is_item & (count > 1), at", "is_item, at"),
+        Fault("what is left over has lines", _PLAN, "inner // count, row_tiles)", "inner // count, 0)"),
+        Fault("merges of another tile", _PLAN, "axis=1) + at % row_tiles * count", "axis=1)"),
+        Fault("whole tiles are merged", _PLAN, "tl.where(count > 1, at % row_tiles, row_tiles)", "(at % row_tiles)"),
+        Fault("parts of the wrong length", _PLAN, "* row_tiles * num_kv_heads", "* num_kv_heads"),
     ],
     "rotary_write_kv": [
         Fault("turned the other way", _ROTARY, "first * cosine - second * sine", "first * cosine + second * sine"),
@@ -186,8 +198,10 @@ FAULTS: dict[str, list[Fault]] = {
     ],
     "finite": [
         Fault("negative infinity passes", _FINITE, "tl.abs(value) < float", "value < float"),
-        Fault("the end is not looked at", _FINITE, "range(0, width, block)", "range(0, width - block, block)"),
-        Fault("the last piece alone counts", _FINITE, "is_bad |=", "is_bad ="),
+        Fault("the end is not looked at", _FINITE, "(first + piece, width)", "(first + piece, width - block)"),
+        Fault("one piece for all", _FINITE, "first = tl.program_id(1) * piece", "first = tl.program_id(1) * 0"),
+        Fault("a piece is told for another", _FINITE, "+ tl.program_id(1)\n", "+ 0 * tl.program_id(1)\n"),
+        Fault("the last block alone counts", _FINITE, "is_bad |=", "is_bad ="),
     ],
     "copy_blocks": [
         Fault("the wrong way", _COPY, "tl.load(key_cache + source + at", "tl.load(key_cache + target + at"),

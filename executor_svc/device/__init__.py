@@ -30,6 +30,20 @@ class DeviceLostError(RuntimeError):
     """The device has failed, and nothing more can be run on it by this process."""
 
 
+class DeviceUnusableError(RuntimeError):
+    """The device is there and cannot be opened; the message says why."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the device has no memory left, be it torch's allocator that says so or, each with an
+    error of its own, the driver, a library of products, or Triton where it loads a kernel.
+    """
+    message = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in message or "CUBLAS_STATUS_ALLOC_FAILED" in message)
+    )
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
     """Bytes of the device's memory."""
@@ -136,4 +150,4 @@ class Device(Protocol):
         """Wait until all that was launched has ended. Raises DeviceLostError."""
 
     def is_lost(self, error: Exception) -> bool:
-        """Whether an error means that the device has failed, and not only what was asked of it."""
+        """Whether an error means that the device has failed, and not only what was asked of it. May wait for it."""

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from executor_svc.device import Bytes, Device, DeviceLostError, DeviceMemory, Event, Graph, Pinned, Stream
+from executor_svc.device import (
+    Bytes,
+    Device,
+    DeviceLostError,
+    DeviceMemory,
+    DeviceUnusableError,
+    Event,
+    Graph,
+    Pinned,
+    Stream,
+    is_out_of_memory,
+)
 
 
 class CudaEvent:
     """An event. Whoever waits for it sleeps: the thread that launches has better use for the processor."""
 
-    def __init__(self, stream: torch.cuda.Stream, *, timed: bool) -> None:
+    def __init__(self, stream: torch.cuda.Stream, device: torch.device, *, timed: bool) -> None:
+        self._device = device
         self.event = torch.cuda.Event(enable_timing=timed, blocking=True)  # type: ignore[no-untyped-call]
         self.event.record(stream)
 
     def synchronize(self) -> None:
         """See Event."""
         try:
+            # A thread that has named no device would wait in a context of the first one, which takes half a gigabyte.
+            torch.cuda.set_device(self._device)
             self.event.synchronize()
         except RuntimeError as error:
             raise DeviceLostError(f"the GPU failed: {error}") from error
@@ -32,11 +47,12 @@ class CudaStream:
     """A stream beside the default one."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, *, timed: bool = False) -> Event:
         """See Stream."""
-        return CudaEvent(self.stream, timed=timed)
+        return CudaEvent(self.stream, self._device, timed=timed)
 
     def wait(self, event: Event) -> None:
         """See Stream."""
@@ -111,7 +127,7 @@ class CudaDevice:
         capturing = torch.cuda.graph(
             graph, pool=self._pool, stream=self.compute.stream, capture_error_mode="thread_local"
         )
-        with capturing:
+        with _no_collection(), capturing:
             launch()
         return graph
 
@@ -139,11 +155,43 @@ class CudaDevice:
 
     def is_lost(self, error: Exception) -> bool:
         """See Device."""
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+        if is_out_of_memory(error):
             return False
-        return isinstance(error, DeviceLostError | torch.cuda.AcceleratorError)
+        if isinstance(error, DeviceLostError | torch.cuda.AcceleratorError):
+            return True
+        # Triton and cuBLAS raise plain errors, of a fault of the call as of a device that has failed: but one that has
+        # fails whatever it is asked from then on.
+        return isinstance(error, RuntimeError) and self._has_failed()
+
+    def _has_failed(self) -> bool:
+        try:
+            self.synchronize()
+        except DeviceLostError:
+            return True
+        return False
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Have Python collect no garbage, on any thread: a dead cycle may hold page-locked memory, and giving that back
+    records events, which a graph under capture must not see.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def open_accelerator(torch_device: torch.device) -> Device:
-    """Give the device, made the calling thread's own."""
-    return CudaDevice(torch_device)
+    """Give the device, made the calling thread's own. Raises DeviceUnusableError."""
+    try:
+        return CudaDevice(torch_device)
+    except RuntimeError as error:
+        # The first call that reaches the card: it may be full, another's alone, or wait for a service of its own.
+        raise DeviceUnusableError(
+            f"{torch_device} cannot be opened: {str(error).splitlines()[0]}; see with nvidia-smi whether its memory is "
+            f"full, it is set to one process alone, or it reports a fault"
+        ) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from executor_svc.batch import Limits
-from executor_svc.device import Device
+from executor_svc.device import Device, is_out_of_memory
 from executor_svc.kernels import KernelSet
 from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.models import CausalLM, LoadedModel
@@ -99,7 +99,9 @@ def out_of_memory(device: Device, what: str, lower: str) -> Iterator[None]:
     """Turn a lack of the device's memory into a SettingsError with the numbers. `lower`: what to lower."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         memory = device.memory()
         raise SettingsError(
             f"{what} do not fit into the memory of {device.name}: of {size(memory.total)}, {size(memory.in_use)} hold "

@@ -17,6 +17,8 @@ from octavo.rpc.settings import SettingsError
 
 GRAPH_BYTES = 8 << 20
 """What a graph's launches take beside tensors, about."""
+CHUNK = 64
+"""Tokens of a row whose lines fill attention's taller tiles."""
 MAX_TOP = 20
 """Top logprobs that a row may want, see record_check."""
 
@@ -64,7 +66,8 @@ def measure(
     *,
     has_graphs: bool,
 ) -> Profile:
-    """Run the largest step there can be, over KV memory of one block that all its rows share.
+    """Run the largest step there can be, over KV memory of one block that all its rows share, and whatever else brings
+    kernels to be compiled that a step may launch: none is while requests wait.
 
     The weights are loaded. Raises SettingsError where the step does not fit, and RuntimeError where it fails otherwise.
     """
@@ -74,7 +77,7 @@ def measure(
         for tensor in (*kv_cache.keys, *kv_cache.values):
             tensor.zero_()
     runner = PipelinedRunner(model, kv_cache, kernels, limits, device)
-    step = _peak(runner, largest_step(limits), limits, device)
+    step = max(_peak(runner, batch, limits, device) for batch in (largest_step(limits), *long_rows(limits)))
     graphs = 0
     if has_graphs:
         sizes = graph_sizes(limits.max_num_seqs)
@@ -88,7 +91,9 @@ def measure(
 
 
 def _peak(runner: PipelinedRunner, batch: StepBatch, limits: Limits, device: Device) -> int:
-    """Return what tensors take at most in a step, beside those that were there."""
+    """Return what a step takes at most, beside what was there: its tensors, and what the allocator could not use of the
+    memory that it took for them.
+    """
     runner.reset()
     device.synchronize()
     device.give_back()
@@ -96,7 +101,8 @@ def _peak(runner: PipelinedRunner, batch: StepBatch, limits: Limits, device: Dev
     device.reset_peak()
     failure = runner.run(batch).failure
     if failure is None:
-        return device.memory().peak - before.in_use
+        after = device.memory()
+        return max(after.peak - before.in_use, after.held - before.held)
     if failure.reason is not StepFailureReason.OUT_OF_MEMORY:
         raise RuntimeError(f"the largest step failed: {failure.message}")
     left = before.total - before.in_use - before.others
@@ -126,12 +132,30 @@ def largest_step(limits: Limits) -> StepBatch:
         repetition_penalty=1.1,
         frequency_penalty=0.1,
         top_logprobs=min(MAX_TOP, limits.vocab_size),
+        bias_token_ids=(0,),
+        bias_values=(1.0,),
+        bad_words=((0,),),
     )
     sequences = [
         NewSequence(handle, (0,) * length, length, 0, sampling, StoppingParams(max_tokens=1), computed)
         for handle, length, computed in zip(range(1, rows + 1), lengths, [cached] + [0] * (rows - 1), strict=True)
     ]
     return _step(limits, sequences)
+
+
+def long_rows(limits: Limits) -> list[StepBatch]:
+    """Return steps of one row at the end of a sequence as long as may be, one of a token and one of some: attention
+    shares its keys out among the whole device, and merges the parts.
+    """
+    size, longest = limits.block_size, limits.max_model_len - 1
+    draw, stopping = SamplingParams(temperature=1.0), StoppingParams(max_tokens=1)
+    steps = []
+    for tokens in (1, CHUNK):
+        cached = (longest - tokens) // size * size
+        if cached > 0 and tokens <= limits.max_num_batched_tokens:
+            length = cached + tokens
+            steps.append(_step(limits, [NewSequence(1, (0,) * length, length, 0, draw, stopping, cached)]))
+    return steps
 
 
 def decode_step(limits: Limits) -> StepBatch:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -27,7 +28,7 @@ from executor_svc.batch import (
     StepBatch,
     StepResult,
 )
-from executor_svc.device import Device
+from executor_svc.device import Device, is_out_of_memory
 from executor_svc.input_batch import InputBatchBuilder
 from executor_svc.kernels import KernelSet
 from executor_svc.kv_cache import KVCache
@@ -67,7 +68,13 @@ class PipelinedRunner:
         self._sampler = DeviceSampler(kernels, device)
         self._ops = StepOps(model, kv_cache, kernels, self._tables)
         self._scorer = PromptScorer(
-            model.compute_logits, kernels.gather_logprobs, kernels.finite_rows, self._table, device.put, self._read_now
+            model.compute_logits,
+            kernels.gather_logprobs,
+            kernels.finite_rows,
+            self._table,
+            device.put,
+            # No method of this runner: a cycle would keep its memory until Python looks for cycles.
+            partial(_read_now, device),
         )
         largest = layout(limits.max_num_seqs, limits.max_num_seqs, limits.max_num_batched_tokens)
         self._ring = InputRing(device, largest.size, DEPTH)
@@ -148,7 +155,7 @@ class PipelinedRunner:
                 raise
             logger.exception("step failed", extra={"fields": {"session": batch.session, "step": batch.step}})
             self._table.lose(batch)
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 self._device.give_back()
             return self._over(Flight(batch, result=StepResult(batch.session, batch.step, failure=failure_of(error))))
 
@@ -256,19 +263,12 @@ class PipelinedRunner:
         """Tell prompts' logprobs, where a stay wants them: the one thing that waits for the device in the middle."""
         if not self._scorer.is_wanted(step.slots):
             return None, {}
-        finite = self._read_now(computed.finite_tokens)[: step.num_tokens]
+        finite = _read_now(self._device, computed.finite_tokens)[: step.num_tokens]
         sound: Bools = np.logical_and.reduceat(finite, step.query_start[:-1])
         told = self._scorer.score_rows(
             step.rows, step.slots, step.query_start, step.context_lens.tolist(), computed.hidden, sound
         )
         return sound, told
-
-    def _read_now(self, tensor: Tensor) -> npt.NDArray[Any]:
-        """Bring a tensor to the host, and wait for it and all that was launched before."""
-        fetched = self._device.fetch(tensor.contiguous())
-        self._device.compute.record().synchronize()
-        dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-        return fetched.bytes().view(dtype).reshape(tuple(tensor.shape)).copy()
 
     def _land(self, flight: Flight) -> tuple[StepResult, set[int]]:
         """Return what a step gave, and the handles of the stays that turn out to have ended with it."""
@@ -318,6 +318,14 @@ class PipelinedRunner:
             timings=timings,
         )
         return result, ended
+
+
+def _read_now(device: Device, tensor: Tensor) -> npt.NDArray[Any]:
+    """Bring a tensor to the host, and wait for it and all that was launched before."""
+    fetched = device.fetch(tensor.contiguous())
+    device.compute.record().synchronize()
+    dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    return fetched.bytes().view(dtype).reshape(tuple(tensor.shape)).copy()
 
 
 def _without_rows(batch: StepBatch, statuses: list[RowStatus]) -> StepResult:

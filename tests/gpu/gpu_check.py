@@ -7,10 +7,13 @@ GPU it makes the checks that need none, says so, and ends with 0.
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib.metadata
 import json
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,13 +25,15 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
 
-import service_rates as services
+import pipeline_times as pipeline
+from goals import goals
 from gpu_report import draw, table
 from kernel_checks import check_kernels
 from random_decoder import SHAPES, TINY, RandomDecoder, greedy
 from runner_checks import runner_problems
-from step_times import as_rows, attention_times, measure_rates, step_times
+from step_times import Rates, as_rows, attention_times, measure_rates, step_times
 
+from executor_svc.device import Device, DeviceUnusableError
 from executor_svc.device.cuda import open_accelerator
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.sets.triton import GpuUnusableError, check_triton, find_gpu
@@ -38,6 +43,8 @@ TIME_LIMIT = 500.0
 """Seconds after which no further part begins."""
 SERVICE_SECONDS = 110.0
 """What a measurement through the services takes, about, with the start of these."""
+PIPELINE_SECONDS = 60.0
+"""What one of the executor's steps of a model takes, about, with the compiler and the captures."""
 CLIENTS = (1, 32, 256)
 
 
@@ -47,6 +54,7 @@ class Report:
 
     device: str | None = None
     torch: str = torch.__version__
+    triton: str = ""
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -107,22 +115,27 @@ def check_results(report: Report, kernels: KernelSet, device: torch.device) -> N
             report.fail(f"seed {seed}: the tokens differ: {tokens}")
 
 
-def check_runner(report: Report, kernels: KernelSet, device: torch.device) -> None:
+def check_runner(report: Report, kernels: KernelSet, device: Device) -> None:
     """Compare the executor's runner, with graphs and without, with the CPU's."""
     report.say("the runner's tokens against the CPU's, float32")
     with tempfile.TemporaryDirectory() as folder:
-        for problem in runner_problems(kernels, open_accelerator(device), Path(folder) / "tiny"):
+        for problem in runner_problems(kernels, device, Path(folder) / "tiny"):
             report.fail(problem)
 
 
 def measure_services(report: Report, device: torch.device, deadline: float) -> None:
     """Measure tokens per second through the three services, with graphs and without."""
     report.say("through the three services")
+    try:
+        import service_rates as services
+    except ModuleNotFoundError as error:
+        report.note(f"the services are not measured: {error.name} is not installed")
+        return
     report.figures["services"] = rows = []
     shape = SHAPES[0]
     with tempfile.TemporaryDirectory() as scratch:
         folder = services.write_model(Path(scratch) / shape.name.lower(), shape, device, torch.bfloat16)
-        torch.cuda.empty_cache()
+        release_memory()
         for graph in (True, False):
             if monotonic() + SERVICE_SECONDS > deadline:
                 report.note(f"the time is up: {'with' if graph else 'without'} graphs the services are not measured")
@@ -143,9 +156,9 @@ def measure_services(report: Report, device: torch.device, deadline: float) -> N
                 report.say(f"  {each.clients} clients, {how}: {each.tokens_per_second:.0f} tokens/s")
 
 
-def measure(report: Report, kernels: KernelSet, device: torch.device, deadline: float) -> None:
-    """Time attention and whole steps."""
-    report.say("times")
+def measure_attention(report: Report, kernels: KernelSet, device: torch.device) -> None:
+    """Measure what the card does at best, and decode attention against it."""
+    report.say("the card, and decode attention")
     rates = measure_rates(device)
     report.figures["rates"] = asdict(rates)
     report.say(
@@ -155,8 +168,45 @@ def measure(report: Report, kernels: KernelSet, device: torch.device, deadline: 
     for each in attention_times(kernels, rates, device):
         rows.append(asdict(each))
         report.say(f"  attention, {each.rows} x {each.context}: {each.share_of_copy:.0%} of the copy's bandwidth")
-    steps = []
-    report.figures["steps"] = []
+
+
+def measure_pipeline(report: Report, kernels: KernelSet, device: Device, deadline: float) -> None:
+    """Time the executor's decode steps with two in flight: the goals are set for these."""
+    report.say("the executor's decode steps, two in flight")
+    rates = Rates(**report.figures["rates"])
+    times: list[pipeline.PipelineTime] = []
+    report.figures["profiles"] = profiles = {}
+    for shape in SHAPES:
+        release_memory()
+        needed, free = pipeline.bytes_needed(shape, torch.bfloat16), device.memory().free
+        if needed > 0.85 * free:
+            report.note(f"{shape.name} needs {needed >> 20} MiB of the {free >> 20} MiB that are free: not measured")
+            continue
+        if monotonic() + PIPELINE_SECONDS > deadline:
+            report.note(f"the time is up: the executor's steps of {shape.name} are not measured")
+            continue
+        started = monotonic()
+        model = pipeline.load(shape, kernels, torch.bfloat16, device)
+        limits = pipeline.make_limits(shape, pipeline.BATCHES, pipeline.CONTEXT)
+        profile = pipeline.profile_of(model, kernels, limits, device)
+        profiles[shape.name] = asdict(profile)
+        report.say(f"  {shape.name}: {profile.account(0.9)}; loaded and measured in {monotonic() - started:.0f} s")
+        for each in pipeline.pipeline_times(model, shape, kernels, rates, device):
+            times.append(each)
+            report.figures["pipeline"] = pipeline.as_rows(times)
+            how = f"{each.sampling}, {'graphs' if each.graph else 'launch by launch'}"
+            report.say(
+                f"  {each.rows} rows, {how}: {each.step_seconds * 1e3:.3f} ms, {each.over_floor:.2f} of the floor, "
+                f"{each.outside_seconds * 1e3:.3f} ms outside kernels"
+            )
+        del model
+
+
+def measure_steps(report: Report, kernels: KernelSet, device: torch.device, deadline: float) -> None:
+    """Time decode and prefill of a model made of the kernels alone, kernel by kernel and as one graph."""
+    report.say("the model's steps alone")
+    rates, steps = Rates(**report.figures["rates"]), []
+    release_memory()
     free_bytes, _ = torch.cuda.mem_get_info(device)
     for step in step_times(kernels, rates, device, free_bytes):
         steps.append(step)
@@ -169,44 +219,80 @@ def measure(report: Report, kernels: KernelSet, device: torch.device, deadline: 
             break
 
 
-def run(report: Report, device: torch.device) -> None:
-    """Do all that can be done here."""
+def release_memory() -> None:
+    """Give the device what nobody holds any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def run(report: Report, torch_device: torch.device, write: Callable[[], None]) -> None:
+    """Do all that can be done here. `write`: called after each part, as the next one may never end."""
     started = monotonic()
     try:
-        find_gpu(device)
+        find_gpu(torch_device)
     except GpuUnusableError as error:
         report.note(f"no GPU: {error}")
         without_gpu(report)
         return
-    report.device = torch.cuda.get_device_name(device)
+    report.device = torch.cuda.get_device_name(torch_device)
     report.say(report.device)
-    kernels = build_kernels("triton", device=device)
-    parts: list[Callable[[], None]] = [
-        lambda: check_results(report, kernels, device),
-        lambda: check_runner(report, kernels, device),
-        lambda: measure_services(report, device, started + TIME_LIMIT),
-        lambda: measure(report, kernels, device, started + TIME_LIMIT),
-    ]
-    for part in parts:
+    deadline = started + TIME_LIMIT
+    try:
+        kernels, device = build_kernels("triton", device=torch_device), open_accelerator(torch_device)
+    except (GpuUnusableError, DeviceUnusableError) as error:
+        report.fail(str(error))
+        return
+    parts: dict[str, Callable[[], None]] = {
+        "kernels": lambda: check_results(report, kernels, torch_device),
+        "runner": lambda: check_runner(report, kernels, device),
+        "attention": lambda: measure_attention(report, kernels, torch_device),
+        "pipeline": lambda: measure_pipeline(report, kernels, device, deadline),
+        "services": lambda: measure_services(report, torch_device, deadline),
+        "steps": lambda: measure_steps(report, kernels, torch_device, deadline),
+    }
+    for name, part in parts.items():
+        began = monotonic()
         try:
             with torch.inference_mode():
                 part()
-        except torch.OutOfMemoryError as error:
-            report.fail(f"out of memory: {error}")
+        except Exception as error:
+            # Whatever one part runs into, the others are to be made.
+            traceback.print_exc()
+            report.fail(f"{name}: {type(error).__name__}: {str(error).strip()[:2000]}")
+        report.figures.setdefault("seconds", {})[name] = round(monotonic() - began, 1)
+        write()
 
 
 def main(folder: Path) -> int:
     """Write the report; return the exit code: 1 where something is wrong."""
-    report = Report()
-    run(report, torch.device("cuda", 0))
+    report = Report(triton=triton_version())
     folder.mkdir(parents=True, exist_ok=True)
-    document = asdict(report)
-    (folder / "gpu_check.json").write_text(json.dumps(document, indent=2) + "\n")
-    if report.figures.get("steps"):
-        draw(document, folder / "gpu_check.png")
-        (folder / "gpu_check.md").write_text(table(document))
+
+    def write() -> None:
+        document = asdict(report)
+        (folder / "gpu_check.json").write_text(json.dumps(document, indent=2) + "\n")
+        if report.device is not None:
+            (folder / "gpu_check.md").write_text(table(document))
+
+    run(report, torch.device("cuda", 0), write)
+    for each in goals(report.figures):
+        report.say(f"{each.name}: {each.found} ({each.where}), wanted {each.wanted}: {'yes' if each.met else 'NO'}")
+    if report.figures.get("steps") or report.figures.get("pipeline"):
+        try:
+            draw(asdict(report), folder / "gpu_check.png")
+        except ModuleNotFoundError as error:
+            report.note(f"no picture: {error.name} is not installed")
+    write()
     print(f"{'FAILED' if report.problems else 'all is well'}; written to {folder}")
     return 1 if report.problems else 0
+
+
+def triton_version() -> str:
+    """Return it, empty where there is none."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -39,6 +40,13 @@ def _attention(kernels: KernelSet, dtype: torch.dtype, group: int, head_dim: int
     query = torch.empty(65, 2 * group, head_dim, dtype=dtype)
     cache = torch.empty(1, 16, 2, head_dim, dtype=dtype)
     return kernels.plan_attention(batch, 16)(query, cache, cache, 0.1, window=window, soft_cap=cap)
+
+
+def _decode(kernels: KernelSet, rows: int) -> object:
+    # Of contexts that the device alone knows, as a graph has them.
+    batch = replace(metadata((1,) * rows, (64,) * rows, 16), context_lens_host=None)
+    cache = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
+    return kernels.plan_attention(batch, 16)(torch.empty(rows, 32, 128, dtype=torch.bfloat16), cache, cache, 0.1)
 
 
 def _rotary(kernels: KernelSet, dtype: torch.dtype, head_dim: int, half: int, *, has_norm: bool) -> object:
@@ -105,6 +113,8 @@ def _logits(kernels: KernelSet) -> object:
 def launches(kernels: KernelSet, *, every: bool) -> Iterator[Launch]:
     """Yield calls that between them launch every kernel, with `every` in all dtypes and in further shapes."""
     yield "logits", lambda: _logits(kernels)
+    for rows in (1, 256):
+        yield f"decode of {rows} rows", partial(_decode, kernels, rows)
     for dtype in DTYPES if every else DTYPES[:1]:
         of = str(dtype).removeprefix("torch.")
         yield f"attention {of} 4 64", partial(_attention, kernels, dtype, 4, 64, 0, 0.0)

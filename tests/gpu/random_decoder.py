@@ -29,6 +29,16 @@ class Shape:
     head_dim: int
     vocab: int
 
+    def weight_bytes(self, item_bytes: int) -> int:
+        """Bytes that a step reads of the weights."""
+        heads = 2 * self.heads + 2 * self.kv_heads
+        layer = self.hidden * (heads * self.head_dim + 3 * self.intermediate)
+        return (layer * self.layers + self.hidden * self.vocab) * item_bytes
+
+    def kv_token_bytes(self, item_bytes: int) -> int:
+        """Bytes of one token's keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * item_bytes
+
 
 SHAPES = (
     Shape("Llama-1B", 2048, 8192, 16, 32, 8, 64, 128_256),
@@ -90,20 +100,6 @@ class RandomDecoder:
         self._final_norm = norm()
         half = shape.head_dim // 2
         self._frequencies = (10_000.0 ** (-torch.arange(half, dtype=torch.float32) / half)).to(device)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes that a step reads of the weights."""
-        shape = self.shape
-        heads = 2 * shape.heads + 2 * shape.kv_heads
-        layer = shape.hidden * (heads * shape.head_dim + 3 * shape.intermediate)
-        return (layer * shape.layers + shape.hidden * shape.vocab) * self._final_norm.element_size()
-
-    @property
-    def kv_token_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
-        shape = self.shape
-        return 2 * shape.layers * shape.kv_heads * shape.head_dim * self._final_norm.element_size()
 
     def plan(self, metadata: AttentionMetadata) -> PagedAttention:
         """Plan a step's attention."""

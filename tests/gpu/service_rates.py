@@ -16,6 +16,7 @@ from time import perf_counter
 import torch
 from factories import EOS_TOKEN_ID, make_tokenizer
 from random_decoder import Shape
+from random_llama import config_of, scale_of, tensors_of
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -52,26 +53,7 @@ class ServiceRate:
 def write_model(folder: Path, shape: Shape, device: torch.device, dtype: torch.dtype) -> Path:
     """Write a Llama of a shape with random weights, which are drawn on `device`, and a small tokenizer; prepare it."""
     folder.mkdir(parents=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 4096,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": EOS_TOKEN_ID,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config_of(shape, dtype)))
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": EOS_TOKEN_ID}))
     make_tokenizer(folder)
     save_file(dict(_weights(shape, device, dtype)), folder / "model.safetensors", metadata={"format": "pt"})
@@ -82,26 +64,12 @@ def write_model(folder: Path, shape: Shape, device: torch.device, dtype: torch.d
 def _weights(shape: Shape, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator(device).manual_seed(0)
 
-    def drawn(rows: int, columns: int, scale: float) -> Tensor:
-        return (torch.randn(rows, columns, generator=generator, device=device) * scale).to(dtype).cpu()
-
-    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    yield "model.embed_tokens.weight", drawn(shape.vocab, hidden, 0.1)
-    for index in range(shape.layers):
-        layer = f"model.layers.{index}"
-        for name, rows, columns in (
-            ("self_attn.q_proj", queries, hidden),
-            ("self_attn.k_proj", keys, hidden),
-            ("self_attn.v_proj", keys, hidden),
-            ("self_attn.o_proj", hidden, queries),
-            ("mlp.gate_proj", shape.intermediate, hidden),
-            ("mlp.up_proj", shape.intermediate, hidden),
-            ("mlp.down_proj", hidden, shape.intermediate),
-        ):
-            yield f"{layer}.{name}.weight", drawn(rows, columns, columns**-0.5)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{layer}.{name}.weight", torch.ones(hidden, dtype=dtype)
-    yield "model.norm.weight", torch.ones(hidden, dtype=dtype)
+    for name, each in tensors_of(shape).items():
+        scale = scale_of(name, each)
+        if scale is None:
+            yield name, torch.ones(each, dtype=dtype)
+        else:
+            yield name, (torch.randn(each, generator=generator, device=device) * scale).to(dtype).cpu()
 
 
 @contextlib.contextmanager

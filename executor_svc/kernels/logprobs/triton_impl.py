@@ -10,7 +10,8 @@ from executor_svc.kernels.device_math.triton_impl import ordered
 from executor_svc.kernels.gpu import Budget
 
 MAX_CHUNK = 4096
-MAX_BLOCK = 1024
+MIN_BLOCK, MAX_BLOCK = 32, 1024
+"""Of token ids that a program tells: one form of the kernel serves all that a request may ask for."""
 BUDGETS = {"_scan": Budget(registers=64, shared_bytes=16_384), "_gather": Budget(registers=32, shared_bytes=1024)}
 
 
@@ -29,7 +30,7 @@ def _scan(logits, chunk_highest, chunk_sums, keys, vocab, has_keys: tl.constexpr
         tl.store(keys + row * vocab + ids, (ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - ids), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_ids"])
 def _gather(
     logits,
     chunk_highest,
@@ -76,7 +77,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Te
         out = logits.new_empty(ids.shape)
         num_ids = ids.shape[1]
         if out.numel():
-            block = min(MAX_BLOCK, triton.next_power_of_2(num_ids))
+            block = max(MIN_BLOCK, min(MAX_BLOCK, triton.next_power_of_2(num_ids)))
             _gather[(num_rows, triton.cdiv(num_ids, block))](
                 logits,
                 chunk_highest,

@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from executor_svc.kernels.decode_plan.triton_impl import plan_decode
 from executor_svc.kernels.device_math.triton_impl import tanh
 from executor_svc.kernels.gpu import Budget, Gpu
 from executor_svc.kernels.paged_attention import PagedAttention, PlanAttention, RaggedBatch
-from executor_svc.kernels.paged_attention.work import PlacedWork, Work, plan_decode, plan_work
+from executor_svc.kernels.paged_attention.work import PlacedWork, Work, plan_work
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # One program's registers are at least a half of a multiprocessor's; its shared memory is what the smaller cards have.

@@ -1,5 +1,5 @@
-"""How a step's attention is cut into programs, by Triton's kernels: pure, on the host unless the device alone knows the
-contexts.
+"""How a step's attention is cut into programs, by Triton's kernels: pure, on the host. Where the device alone knows the
+contexts, decode_plan cuts there, and alike.
 
 The query heads that share a KV head are laid one after the other for each token: these lines, group times as many as
 there are query tokens, are cut into tiles of some fixed number, and each tile reads every key that one of its lines
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from executor_svc.kernels.paged_attention import RaggedBatch
@@ -49,13 +48,13 @@ def plan_work(
 
     `window` as in PagedAttention; `large_tile` is the height of the others' tiles.
     """
-    assert batch.context_lens_host is not None  # else plan_decode
+    assert batch.context_lens_host is not None  # else decode_plan
     query_lens, context_lens = np.array(batch.query_lens), np.array(batch.context_lens_host)
-    small_tile = _small_tile(group, large_tile)
-    is_small = query_lens * group <= small_tile
+    low_tile = small_tile(group, large_tile)
+    is_small = query_lens * group <= low_tile
     cuts = [
         _Tiles(np.flatnonzero(chosen), query_lens[chosen], context_lens[chosen], group, window, tile)
-        for tile, chosen in ((small_tile, is_small), (large_tile, ~is_small))
+        for tile, chosen in ((low_tile, is_small), (large_tile, ~is_small))
         if chosen.any()
     ]
     tokens = sum(int(cut.lengths.sum()) for cut in cuts) * num_kv_heads
@@ -64,7 +63,7 @@ def plan_work(
     return [cut.work(part) for cut in cuts]
 
 
-def _small_tile(group: int, large_tile: int) -> int:
+def small_tile(group: int, large_tile: int) -> int:
     """Lines of a tile of rows of few lines."""
     return min(max(SMALL_TILE, 1 << (group - 1).bit_length()), large_tile)
 
@@ -79,51 +78,6 @@ class PlacedWork:
     merges: Tensor
     """int32 [M, 4], as Work.merges."""
     num_partials: int
-
-
-def plan_decode(
-    context_lens: Tensor, *, group: int, num_kv_heads: int, window: int, large_tile: int, processors: int
-) -> PlacedWork:
-    """Cut rows of one token each, as plan_work does, by operations on the device: contexts are int32 [R] there.
-
-    Parts are as long as plan_work's, so there are never more of them than one for each tile, and what fills the
-    processors beside. So many the tables have for any contexts; those left over name no line of a row, and their
-    programs do nothing.
-    """
-    device, rows = context_lens.device, len(context_lens)
-    tile = _small_tile(group, large_tile)
-    row_tiles = -(-group // tile)
-    tiles, programs = rows * row_tiles, processors * PROGRAMS_PER_PROCESSOR
-    num_items = tiles + programs // num_kv_heads
-    outside = tile * row_tiles
-    ends = context_lens.long()
-    begins = (ends - window).clamp(min=0) if window else torch.zeros_like(ends)
-    lengths = ends - begins
-    wanted = (lengths.sum() * (row_tiles * num_kv_heads) + (programs - 1)) // programs
-    part = ((wanted + (PART_STEP - 1)) // PART_STEP * PART_STEP).clamp(min=LEAST_PART)
-
-    tile_at = torch.arange(tiles, device=device)
-    tile_rows, first_lines = tile_at // row_tiles, tile_at % row_tiles * tile
-    counts = ((lengths + (part - 1)) // part)[tile_rows]
-    last_items = counts.cumsum(0)
-    first_items = last_items - counts
-    is_whole = counts == 1
-
-    item_at = torch.arange(num_items, device=device)
-    found = torch.searchsorted(last_items, item_at, right=True)
-    # No choice by torch.where: a number of the host's among its arguments may be copied to the device, and waited for.
-    is_left, of_tile = found >= tiles, found.clamp(max=tiles - 1)
-    row = tile_rows[of_tile]
-    begin = begins[row] + (item_at - first_items[of_tile]) * part
-    items = (
-        row,
-        first_lines[of_tile].masked_fill(is_left, outside),
-        begin.masked_fill(is_left, 0),
-        torch.minimum(begin + part, ends[row]).masked_fill(is_left, 0),
-        item_at.masked_fill(is_left | is_whole[of_tile], -1),
-    )
-    merges = (tile_rows, first_lines.masked_fill(is_whole, outside), first_items, counts.masked_fill(is_whole, 0))
-    return PlacedWork(tile, torch.stack(items, dim=1).int(), torch.stack(merges, dim=1).int(), num_partials=num_items)
 
 
 class _Tiles:

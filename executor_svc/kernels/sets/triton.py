@@ -117,7 +117,12 @@ def find_gpu(device: torch.device) -> Gpu:
         )
     if (index := device.index or 0) >= torch.cuda.device_count():
         raise GpuUnusableError(f"there is no GPU {index}; {torch.cuda.device_count()} can be seen, counted from 0")
-    properties = torch.cuda.get_device_properties(device)
+    try:
+        properties = torch.cuda.get_device_properties(device)
+    except RuntimeError as error:
+        raise GpuUnusableError(
+            f"GPU {index} does not start: {str(error).splitlines()[0]}; see that nvidia-smi lists it without a fault"
+        ) from None
     capability = properties.major, properties.minor
     if torch.version.hip is None and capability < OLDEST_CAPABILITY:
         raise GpuUnusableError(

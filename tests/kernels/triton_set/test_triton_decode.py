@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from attention_problem import Problem, Row
-from hypothesis import given
+from decode_cut import check_cut
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+pytest.importorskip("triton", reason="Triton has no build for this platform")
+
 from executor_svc.kernels import KernelSet
+from executor_svc.kernels.decode_plan.triton_impl import plan_decode
 from executor_svc.kernels.paged_attention import reference
-from executor_svc.kernels.paged_attention.work import plan_decode, plan_work
 
 
+@settings(max_examples=30)
 @given(
     context_lens=st.lists(st.integers(1, 5000), min_size=1, max_size=9),
     group=st.sampled_from([1, 3, 8, 16, 20, 71]),
@@ -30,25 +33,14 @@ def test_the_device_cuts_as_the_host_does(
 ) -> None:
     """The same tiles and parts, whose partial results are the ones that are merged; what is left over names no line."""
     sizes = {"group": group, "num_kv_heads": num_kv_heads, "window": window, "large_tile": large_tile}
-    batch = SimpleNamespace(query_lens=(1,) * len(context_lens), context_lens_host=tuple(context_lens))
-    expected = plan_work(batch, **sizes, processors=processors)  # type: ignore[arg-type]
-    work = plan_decode(torch.tensor(context_lens, dtype=torch.int32), **sizes, processors=processors)
-    items = [item for item in work.items.tolist() if item[1] < group]
-    rest = [item for item in work.items.tolist() if item[1] >= group]
-    assert all(begin == end == 0 and partial == -1 for _, _, begin, end, partial in rest)
-    # A group taller than the tile is cut by the host with its large tile, which is as tall.
-    assert {each.tile for each in expected} == {work.tile}
-    parts = {tuple(item[:4]): item[4] for each in expected for item in each.items.tolist()}
-    assert {tuple(item[:4]) for item in items} == set(parts)
-    assert len(items) == len(parts)
-    assert all((parts[tuple(item[:4])] < 0) == (item[4] < 0) for item in items)
-    merged = {(row, first): (at, count) for row, first, at, count in work.merges.tolist() if first < group}
-    assert all(count == 0 for _, first, _, count in work.merges.tolist() if first >= group)
-    for (row, first), (at, count) in merged.items():
-        mine = sorted(item[2:] for item in items if (item[0], item[1]) == (row, first))
-        assert [partial for _, _, partial in mine] == list(range(at, at + count))
-    assert {(row, first) for row, first, _, _, partial in items if partial >= 0} == set(merged)
-    assert all(partial < work.num_partials for *_, partial in items)
+    check_cut(plan_decode, context_lens, processors, **sizes)
+
+
+@pytest.mark.parametrize("rows", [64, 65, 300])
+def test_more_rows_than_a_form_of_the_kernel_takes(rows: int) -> None:
+    """Rows of many programs, each of which works out the others' items by itself."""
+    context_lens = [1 + row * 7919 % 3000 for row in range(rows)]
+    check_cut(plan_decode, context_lens, 132, group=20, num_kv_heads=2, window=0, large_tile=16)
 
 
 ROWS: list[Row] = [(1, 5), (1, 1), (1, 700), (1, 300), (1, 16)]

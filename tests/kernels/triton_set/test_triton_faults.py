@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from attention_problem import Problem
+from decode_cut import check_cut
 from mutants import Fault, load
 from triton_faults import FAULTS
 
@@ -49,6 +50,12 @@ def _attention(module: ModuleType) -> None:
             for plan in (module.make_plan_attention(interpreter.GPU), attention.plan_attention)
         ]
         torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+def _decode_plan(module: ModuleType) -> None:
+    """Rows whole and in parts, one tile of each and three, with a window and without."""
+    for group, window in ((4, 0), (40, 0), (40, 300)):
+        check_cut(module.plan_decode, (33, 5030, 1, 700), 4, group=group, num_kv_heads=2, window=window, large_tile=16)
 
 
 def _rotary(module: ModuleType) -> None:
@@ -216,9 +223,11 @@ def _logprobs(module: ModuleType) -> None:
 
 
 def _finite(module: ModuleType) -> None:
-    values = _random(5, 4100)
-    values[0, 4099], values[1, 0], values[2, 7] = torch.nan, torch.inf, -torch.inf
-    assert torch.equal(module.finite_rows(values), finite.finite_rows(values))
+    for width in (4100, 33_000):
+        values = _random(5, width)
+        values[0, width - 1], values[1, 0], values[2, 7] = torch.nan, torch.inf, -torch.inf
+        values[3, width // 2] = torch.nan
+        assert torch.equal(module.finite_rows(values), finite.finite_rows(values))
 
 
 def _copy(module: ModuleType) -> None:
@@ -232,6 +241,7 @@ def _copy(module: ModuleType) -> None:
 
 CHECKS: dict[str, Check] = {
     "paged_attention": _attention,
+    "decode_plan": _decode_plan,
     "rotary_write_kv": _rotary,
     "norm": _norm,
     "activation": _activation,

@@ -6,6 +6,7 @@ No GPU is needed: stand-ins are called in place of torch's, each held to the sig
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_svc.device import DeviceLostError
+from executor_svc.device import DeviceLostError, DeviceUnusableError
 from executor_svc.device.cuda import CudaDevice, CudaEvent, open_accelerator
 
 CPU = torch.device("cpu")
@@ -136,12 +137,16 @@ def _device(calls: Calls) -> CudaDevice:
 
 
 def test_streams_wait_for_events(calls: Calls, device: CudaDevice) -> None:
-    """An event is recorded where it was asked for, sleeps its waiter, is timed on request, and another stream waits."""
+    """An event is recorded where it was asked for, sleeps its waiter, is timed on request, and another stream waits.
+
+    The waiter is first made one of the device's threads: any other would open a context on the first card.
+    """
     event = device.copy.record(timed=True)
     device.compute.wait(event)
     event.synchronize()
     names = [call[0] for call in calls]
-    assert names == ["Event", "record", "wait_event", "event.synchronize"]
+    assert names == ["Event", "record", "wait_event", "set_device", "event.synchronize"]
+    assert calls[3][1] == torch.device("cuda", 0)
     assert calls[0][1] == {"enable_timing": True, "blocking": True}
     assert calls[1][1] is device.copy.stream  # type: ignore[attr-defined]
     assert calls[2][1] is device.compute.stream  # type: ignore[attr-defined]
@@ -162,6 +167,32 @@ def test_a_failed_wait_is_a_lost_device(calls: Calls, device: CudaDevice) -> Non
     assert not device.is_lost(torch.OutOfMemoryError("CUDA out of memory"))
     assert not device.is_lost(torch.cuda.AcceleratorError("CUDA error: out of memory"))
     assert not device.is_lost(ValueError("a fault"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+    ],
+)
+def test_the_device_itself_is_asked_what_a_plain_error_means(calls: Calls, device: CudaDevice, message: str) -> None:
+    """Triton's errors and cuBLAS's have no type of their own: the device is lost if it does not answer any more."""
+    assert not device.is_lost(RuntimeError(message))
+    calls.failing = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert device.is_lost(RuntimeError(message))
+    for lack in ("Triton Error [CUDA]: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"):
+        assert not device.is_lost(RuntimeError(lack))
+
+
+def test_a_card_that_cannot_be_opened_is_told(calls: Calls) -> None:
+    """The first call that reaches it says why, without the stack of the driver, and what to look at is named."""
+    calls.failing = RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCompile with ...")
+    with pytest.raises(DeviceUnusableError) as caught:
+        open_accelerator(torch.device("cuda"))
+    told = str(caught.value)
+    assert told.startswith("cuda cannot be opened: CUDA error: all CUDA-capable devices are busy or unavailable; see ")
+    assert "nvidia-smi" in told
 
 
 def test_copies_go_through_page_locked_memory(calls: Calls, device: CudaDevice) -> None:
@@ -197,6 +228,29 @@ def test_graphs_are_captured_on_the_compute_stream_into_one_pool(calls: Calls, d
     assert named["capture_error_mode"] == "thread_local"
     graph.replay()
     assert calls[-1] == ("replay",)
+
+
+def test_no_garbage_is_collected_in_a_capture(device: CudaDevice) -> None:
+    """Memory that is given back in the middle of it would record events there; afterwards it is as it was before."""
+    seen: list[bool] = []
+    assert gc.isenabled()
+    device.capture(lambda: seen.append(gc.isenabled()))
+    assert (seen, gc.isenabled()) == ([False], True)
+    gc.disable()
+    try:
+        device.capture(lambda: seen.append(gc.isenabled()))
+        assert (seen[1], gc.isenabled()) == (False, False)
+        with pytest.raises(RuntimeError, match="a fault"):
+            device.capture(_fail)
+    finally:
+        gc.enable()
+    with pytest.raises(RuntimeError, match="a fault"):
+        device.capture(_fail)
+    assert gc.isenabled()
+
+
+def _fail() -> None:
+    raise RuntimeError("a fault")
 
 
 def test_memory_is_accounted_for(calls: Calls, device: CudaDevice) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +17,17 @@ from fake_device import FakeDevice
 from fakes_executor import Driver, make_limits, make_sequence
 from fakes_pipeline import Ahead, make_pipelined, make_plain
 
-from executor_svc.batch import Limits, NewSequence, SamplingParams
+from executor_svc.batch import Limits, NewSequence, SamplingParams, StepFailureReason
+from executor_svc.device import DeviceMemory
 from executor_svc.kernels import KernelSet, build_kernels
+from executor_svc.kernels.paged_attention.work import plan_work
 from executor_svc.kv_cache import block_bytes
+from executor_svc.model_runner import failure_of
 from executor_svc.models import CausalLM, load_weights
 from executor_svc.pipeline import load as load_module
 from executor_svc.pipeline.graphs import graph_sizes
 from executor_svc.pipeline.load import DevicePlan, load_runner, out_of_memory
-from executor_svc.pipeline.profile import Profile, decode_step, largest_step, measure
+from executor_svc.pipeline.profile import Profile, decode_step, largest_step, long_rows, measure
 from executor_svc.pipeline.runner import PipelinedRunner
 from octavo.rpc.settings import SettingsError
 
@@ -118,6 +124,55 @@ def test_a_larger_step_leaves_less_for_kv(folder: Path, device: FakeDevice) -> N
     assert small.kv_memory(0.0) == 0
 
 
+def test_what_the_allocator_cannot_use_is_counted(
+    folder: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it took more for a step than the step's tensors fill at any time, KV blocks do not get the rest."""
+    model, kernels = _load(folder, device)
+    exact = measure(model, model.config, kernels, LIMITS, torch.float32, device, has_graphs=False)
+    memory, wasted = FakeDevice.memory, 3 * exact.step
+    torn = [0]
+
+    def asked(self: FakeDevice) -> DeviceMemory:
+        told = memory(self)
+        return replace(told, held=told.held + torn[0])
+
+    monkeypatch.setattr(FakeDevice, "memory", asked)
+    monkeypatch.setattr(FakeDevice, "give_back", lambda self: torn.insert(0, 0))
+    monkeypatch.setattr(FakeDevice, "reset_peak", lambda self: torn.insert(0, wasted))
+    torn_step = measure(model, model.config, kernels, LIMITS, torch.float32, device, has_graphs=False).step
+    assert torn_step == wasted
+
+
+def test_nothing_is_left_of_the_runner_that_was_measured(folder: Path, device: FakeDevice) -> None:
+    """Its tables go when it goes, and not when Python next looks for cycles: the real runner takes their place."""
+    model, kernels = _load(folder, device)
+    runner = make_pipelined(LIMITS, model, device, kernels=kernels)
+    runner.run(largest_step(replace(LIMITS, num_blocks=2)))
+    gone = weakref.ref(runner)
+    gc.disable()
+    try:
+        del runner
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("group", "num_kv_heads"), [(4, 8), (1, 32), (7, 4), (71, 1)])
+def test_kernels_that_merge_are_compiled_before_requests_come(group: int, num_kv_heads: int) -> None:
+    """Between them the steps that are measured cut rows of few lines and of many into parts, on a card of this size."""
+    limits = replace(LIMITS, max_model_len=4096, max_num_batched_tokens=2048)
+    merged = set()
+    for step in long_rows(limits):
+        queries, computed = step.num_scheduled_tokens, step.num_computed_tokens
+        contexts = tuple(one + two for one, two in zip(queries, computed, strict=True))
+        rows = SimpleNamespace(query_lens=queries, context_lens_host=contexts)
+        kind = {"group": group, "num_kv_heads": num_kv_heads, "window": 0, "large_tile": 64, "processors": 132}
+        merged |= {work.tile for work in plan_work(rows, **kind) if len(work.merges)}  # type: ignore[arg-type]
+    assert merged == {16 if group <= 16 else 64, 64}
+    assert long_rows(replace(LIMITS, max_model_len=16)) == []
+
+
 def _limits_of(bytes_of_block: int, settled: int | None = None) -> Any:
     def limits_of(kv_memory: int) -> Limits:
         blocks = min((settled if settled is not None else kv_memory) // bytes_of_block, LIMITS.num_blocks)
@@ -196,8 +251,17 @@ def test_a_largest_step_that_does_not_fit_is_told_with_the_numbers(folder: Path,
 
 
 def test_whatever_does_not_fit_is_told_with_the_numbers(device: FakeDevice) -> None:
-    """Weights, KV blocks, graphs: what the card has, and who has it."""
+    """Weights, KV blocks, graphs: what the card has, and who has it. Not torch's allocator alone may say so."""
     device.watch.in_use = 1 << 30
+    for error in (RuntimeError("Triton Error [CUDA]: out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when")):
+        with (
+            pytest.raises(SettingsError, match="the graphs do not fit into the memory of a fake card"),
+            out_of_memory(device, "the graphs", "--enforce-eager"),
+        ):
+            raise error
+        assert failure_of(error).reason is StepFailureReason.OUT_OF_MEMORY
+    with pytest.raises(RuntimeError, match="another fault"), out_of_memory(device, "the graphs", "--enforce-eager"):
+        raise RuntimeError("another fault")
     with pytest.raises(SettingsError) as caught, out_of_memory(device, "the weights", "--dtype"):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nmore")
     assert str(caught.value) == (

@@ -50,6 +50,17 @@ def test_no_driver(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> No
         find_gpu(CUDA)
 
 
+def test_a_card_that_does_not_start(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver says of it is kept, in a line."""
+
+    def fails(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: system not yet initialized\nSearch for ...")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fails)
+    with pytest.raises(GpuUnusableError, match=r"GPU 0 does not start: CUDA error: system not yet initialized; see "):
+        find_gpu(CUDA)
+
+
 def test_a_card_that_is_not_there(card: SimpleNamespace) -> None:
     """A number past the last card is told with how many there are."""
     with pytest.raises(GpuUnusableError, match="there is no GPU 3; 1 can be seen"):
