@@ -13,7 +13,7 @@ import torch
 from executor_svc.batch import Limits
 from executor_svc.capacity import Wanted, plan_limits
 from executor_svc.cpu_features import cpu_features, resolve_dtype
-from executor_svc.device import Device, DeviceUnusableError
+from executor_svc.device import Device
 from executor_svc.device.cuda import open_accelerator
 from executor_svc.graph.custom import CustomOpError, bind_ops, load_ops
 from executor_svc.graph.optimize import PASSES, choose_passes
@@ -197,8 +197,8 @@ class Load:
 
     def _load(self) -> ModelRunner | PipelinedRunner:
         started = time.monotonic()
-        settings, dtype = self._settings, self.dtype
-        accelerator = self._accelerator()
+        settings, dtype, device = self._settings, self.dtype, self._device
+        accelerator = open_accelerator(device) if device.type != "cpu" else None
         with contextlib.ExitStack() as stack:
             if accelerator is not None:
                 stack.enter_context(out_of_memory(accelerator, "the weights", "--dtype, or take a smaller model"))
@@ -222,15 +222,6 @@ class Load:
         kv_bytes = limits.num_blocks * block_bytes(model.config, settings.block_size, dtype)
         self.holdings = Holdings(self._weights_bytes, load_seconds, limits.num_blocks - 1, kv_bytes)
         return runner
-
-    def _accelerator(self) -> Device | None:
-        """Open the device, where it is not the host."""
-        if self._device.type == "cpu":
-            return None
-        try:
-            return open_accelerator(self._device)
-        except DeviceUnusableError as error:
-            raise SettingsError(f"--device {self._settings.device}: {error}") from None
 
     def _load_model(self) -> LoadedModel:
         """Read the weights, on a device of whatever kind, once the ranks have come together where there are several."""

@@ -23,6 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.rpc.settings import SettingsError
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -30,8 +32,8 @@ class DeviceLostError(RuntimeError):
     """The device has failed, and nothing more can be run on it by this process."""
 
 
-class DeviceUnusableError(RuntimeError):
-    """The device is there and cannot be opened; the message says why."""
+class DeviceUnusableError(SettingsError):
+    """The device that --device names is there and cannot be opened; the message says why."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -191,7 +191,8 @@ def open_accelerator(torch_device: torch.device) -> Device:
         return CudaDevice(torch_device)
     except RuntimeError as error:
         # The first call that reaches the card: it may be full, another's alone, or wait for a service of its own.
+        said = str(error).splitlines()[0]
         raise DeviceUnusableError(
-            f"{torch_device} cannot be opened: {str(error).splitlines()[0]}; see with nvidia-smi whether its memory is "
-            f"full, it is set to one process alone, or it reports a fault"
+            f"--device {torch_device}: it cannot be opened: {said}; see with nvidia-smi whether its memory is full, it is "
+            f"set to one process alone, or it reports a fault"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -72,9 +73,15 @@ def captured(call: Callable[[], object], times: int = 1) -> Callable[[], object]
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        for _ in range(times):
-            call()
+    # What is garbage may not be given back in the middle of the capture.
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, stream=side):
+            for _ in range(times):
+                call()
+    finally:
+        gc.enable()
     return graph.replay
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from executor_svc.device import DeviceLostError, DeviceUnusableError
 from executor_svc.device.cuda import CudaDevice, CudaEvent, open_accelerator
+from octavo.rpc.settings import SettingsError
 
 CPU = torch.device("cpu")
 
@@ -188,11 +189,13 @@ def test_the_device_itself_is_asked_what_a_plain_error_means(calls: Calls, devic
 def test_a_card_that_cannot_be_opened_is_told(calls: Calls) -> None:
     """The first call that reaches it says why, without the stack of the driver, and what to look at is named."""
     calls.failing = RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCompile with ...")
+    # Which the executor's process ends with, in a line.
+    assert issubclass(DeviceUnusableError, SettingsError)
     with pytest.raises(DeviceUnusableError) as caught:
         open_accelerator(torch.device("cuda"))
     told = str(caught.value)
-    assert told.startswith("cuda cannot be opened: CUDA error: all CUDA-capable devices are busy or unavailable; see ")
-    assert "nvidia-smi" in told
+    assert told.startswith("--device cuda: it cannot be opened: CUDA error: all CUDA-capable devices are busy or ")
+    assert "unavailable; see with nvidia-smi whether" in told
 
 
 def test_copies_go_through_page_locked_memory(calls: Calls, device: CudaDevice) -> None:
