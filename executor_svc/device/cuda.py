@@ -193,6 +193,6 @@ def open_accelerator(torch_device: torch.device) -> Device:
         # The first call that reaches the card: it may be full, another's alone, or wait for a service of its own.
         said = str(error).splitlines()[0]
         raise DeviceUnusableError(
-            f"--device {torch_device}: it cannot be opened: {said}; see with nvidia-smi whether its memory is full, it is "
-            f"set to one process alone, or it reports a fault"
+            f"--device {torch_device}: it cannot be opened: {said}; see with nvidia-smi whether its memory is full, "
+            f"it is set to one process alone, or it reports a fault"
         ) from error
