@@ -15,10 +15,10 @@ from executor_svc.kernels.gpu import Budget
 from executor_svc.kernels.paged_attention import work
 from executor_svc.kernels.paged_attention.work import PlacedWork
 
-BUDGETS = {"_plan_decode": Budget(registers=168, shared_bytes=16_384)}
+BUDGETS = {"_plan_decode": Budget(registers=96, shared_bytes=4096)}
 MIN_ROWS = 64
 """Rows that a form of the kernel takes at least, so that there are few forms."""
-MOST_PAIRS = 4096
+MOST_PAIRS = 2048
 """Pairs of an item and a row that a program looks at."""
 LEAST_PART = tl.constexpr(work.LEAST_PART)
 PART_STEP = tl.constexpr(work.PART_STEP)
