@@ -178,21 +178,32 @@ PLANTED: list[tuple[Fault, str, str]] = [
 """Each with the launch and the kernel that it shows in."""
 
 
-@pytest.mark.full
-def test_planted_faults_are_found_in_the_binary(tmp_path: Path) -> None:
-    """Faults that no interpreter shows are seen in what is compiled, each of them."""
-    planted = []
-    for index, (fault, launch, kernel) in enumerate(PLANTED):
-        path = tmp_path / f"planted_{index}.py"
+def _check_planted(planted: list[tuple[Fault, str, str]], folder: Path) -> None:
+    modules = []
+    for index, (fault, launch, kernel) in enumerate(planted):
+        path = folder / f"planted_{index}.py"
         source = (KERNELS / fault.module.replace(".", "/")).with_suffix(".py").read_text()
         path.write_text(fault.planted(source))
         module = f"executor_svc.kernels.{fault.module}"
-        planted.append({"module": module, "file": str(path), "launch": launch, "kernel": kernel})
-    found = _compile("sm_90", tmp_path, "--planted", json.dumps(planted))
-    for index, (fault, _, _) in enumerate(PLANTED):
+        modules.append({"module": module, "file": str(path), "launch": launch, "kernel": kernel})
+    found = _compile("sm_90", folder, "--planted", json.dumps(modules))
+    for index, (fault, _, _) in enumerate(planted):
         forms = [form for form in found if form["planted"] == index]
         assert forms, fault.name
         assert [*over_budget(forms), *faults_in_text(forms)], fault.name
+
+
+def test_missing_barriers_are_found(tmp_path: Path) -> None:
+    """Which no interpreter shows, as its threads run one after the other: each barrier that is left out is seen."""
+    barriers = [each for each in PLANTED if "barrier" in each[0].name]
+    assert len(barriers) == 2
+    _check_planted(barriers, tmp_path)
+
+
+@pytest.mark.full
+def test_planted_faults_are_found_in_the_binary(tmp_path: Path) -> None:
+    """Faults that no interpreter shows are seen in what is compiled, each of them."""
+    _check_planted(PLANTED, tmp_path)
 
 
 @pytest.mark.full
