@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import sys
@@ -36,7 +36,7 @@ from step_times import Rates, as_rows, attention_times, measure_rates, step_time
 from executor_svc.device import Device, DeviceUnusableError
 from executor_svc.device.cuda import open_accelerator
 from executor_svc.kernels import KernelSet, build_kernels
-from executor_svc.kernels.sets.triton import GpuUnusableError, check_triton, find_gpu
+from executor_svc.kernels.sets.triton import GpuUnusableError, check_triton, find_gpu, triton_version
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 TIME_LIMIT = 500.0
@@ -265,7 +265,7 @@ def run(report: Report, torch_device: torch.device, write: Callable[[], None]) -
 
 def main(folder: Path) -> int:
     """Write the report; return the exit code: 1 where something is wrong."""
-    report = Report(triton=triton_version())
+    report = Report(triton=triton_version() if importlib.util.find_spec("triton") else "")
     folder.mkdir(parents=True, exist_ok=True)
 
     def write() -> None:
@@ -285,14 +285,6 @@ def main(folder: Path) -> int:
     write()
     print(f"{'FAILED' if report.problems else 'all is well'}; written to {folder}")
     return 1 if report.problems else 0
-
-
-def triton_version() -> str:
-    """Return it, empty where there is none."""
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 if __name__ == "__main__":

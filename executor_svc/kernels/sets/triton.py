@@ -59,7 +59,7 @@ def assemble(gpu: Gpu) -> KernelSet:
 
     return KernelSet(
         name="triton",
-        build=f"triton {importlib.metadata.version('triton')} {gpu.name} {gpu.processors}",
+        build=f"triton {triton_version()} {gpu.name} {gpu.processors}",
         # Which of its kernels cuBLAS takes for a product depends on the number of rows, and so does attention's cut.
         batch_invariant=False,
         # torch hands products to cuBLAS, which is what they would be compared with.
@@ -139,6 +139,14 @@ def check_triton() -> None:
     wanted = ".".join(map(str, OLDEST_TRITON))
     if importlib.util.find_spec("triton") is None:
         raise GpuUnusableError(f"Triton is not installed; install triton>={wanted} (the extra octavo[gpu])")
-    version = importlib.metadata.version("triton")
+    version = triton_version()
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
         raise GpuUnusableError(f"Triton {version} is too old; install triton>={wanted} (the extra octavo[gpu])")
+
+
+def triton_version() -> str:
+    """Return the version of the Triton that is installed, under whatever name its build is distributed."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return str(importlib.import_module("triton").__version__)

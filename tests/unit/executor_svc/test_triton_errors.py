@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,6 +104,19 @@ def test_a_triton_that_will_do(monkeypatch: pytest.MonkeyPatch, version: str) ->
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     check_triton()
+
+
+def test_a_triton_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds for AMD's cards, and some vendors' own, are distributed as something else: the package itself is asked."""
+
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.5.0+rocm"))
+    with pytest.raises(GpuUnusableError, match=r"Triton 3\.5\.0\+rocm is too old; install triton>=3\.6"):
+        check_triton()
 
 
 def test_products_are_summed_in_float32(card: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
