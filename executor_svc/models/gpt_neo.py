@@ -13,18 +13,11 @@ from executor_svc.models.reading import read_llama_like, with_windows
 
 def read_gpt_neo(fields: ConfigFields) -> ModelConfig:
     """Q, K and V have no biases, all else does. `attention_types` says which layers have the window."""
-    config = read_llama_like(
-        fields,
-        "GPTNeoForCausalLM",
-        rotary=None,
-        norm=NormKind.LAYER,
-        gated=False,
-        intermediate_size=fields.integer("intermediate_size", 4 * fields.integer("hidden_size")),
-        learned_positions=fields.integer("max_position_embeddings"),
-        qkv_bias=False,
-        output_bias=True,
-        mlp_bias=True,
-    )
+    inner = fields.integer("intermediate_size", 4 * fields.integer("hidden_size"))
+    shape = {"norm": NormKind.LAYER, "gated": False, "intermediate_size": inner}
+    biases = {"qkv_bias": False, "output_bias": True, "mlp_bias": True}
+    positions = fields.integer("max_position_embeddings")
+    config = read_llama_like(fields, "GPTNeoForCausalLM", rotary=None, learned_positions=positions, **shape, **biases)
     window = fields.count("window_size")
     config = replace(config, layers=tuple(replace(layer, attention_scale=1.0) for layer in config.layers))
     return with_windows(config, [window if each == "local" else 0 for each in _kinds(fields, config.num_layers)])
