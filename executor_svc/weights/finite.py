@@ -8,7 +8,7 @@ from torch import Tensor, float32
 
 from executor_svc.weights.errors import WeightsError
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 """Elements added up at once, which stay in cache."""
 
 
