@@ -106,7 +106,7 @@ REFUSED = {
         "its head apart from its layers",
     ),
     "DbrxConfig": (
-        {"n_embd": 1, "d_model": 48, "n_heads": 4, "n_layers": 2, "attn_config": {"rope_theta": 1e4}},
+        {"n_embd": 1, "d_model": 48, "n_heads": 4, "n_layers": 2, "attn_config": {"rope_theta": 1e4, "clip_qkv": 8}},
         "goes by the numbers in its tensors",
     ),
     "MptConfig": ({"n_embd": 1, "d_model": 48, "n_heads": 4, "n_layers": 2}, "config has no max_position_embeddings"),
