@@ -23,7 +23,9 @@ def check_finite(file: Path, name: str, tensor: Tensor) -> None:
 
 def _is_finite(tensor: Tensor) -> bool:
     flat = tensor.reshape(-1)
-    for part in flat.split(_CHUNK if flat.device.type == "cpu" else max(len(flat), 1)):
+    step = _CHUNK if flat.device.type == "cpu" else max(len(flat), 1)
+    for start in range(0, len(flat), step):
+        part = flat[start : start + step]
         # A sum of numbers is one, but for numbers that no weight is near to.
         if not part.sum(dtype=float32).isfinite() and not part.isfinite().all():
             return False
