@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor, float32
+from torch import Tensor
 
 from executor_svc.weights.errors import WeightsError
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
 """Elements added up at once, which stay in cache."""
 
 
@@ -27,6 +27,6 @@ def _is_finite(tensor: Tensor) -> bool:
     for start in range(0, len(flat), step):
         part = flat[start : start + step]
         # A sum of numbers is one, but for numbers that no weight is near to.
-        if not part.sum(dtype=float32).isfinite() and not part.isfinite().all():
+        if not part.sum().isfinite() and not part.isfinite().all():
             return False
     return True
