@@ -112,6 +112,7 @@ def random_superblocks(
 
 
 _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_SCALES |= {"IQ4_NL": (0,), "IQ4_XS": (0,)}
 """Bytes of a block at which its float16 scales begin."""
 
 

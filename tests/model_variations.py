@@ -66,7 +66,7 @@ class Variation:
     @property
     def is_windowed(self) -> bool:
         """Whether a layer of it has a window."""
-        return bool(self.fields.get("sliding_window"))
+        return bool(self.fields.get("sliding_window") or self.fields.get("window_size"))
 
     @property
     def id(self) -> str:
@@ -90,6 +90,11 @@ _QWEN3 = {"head_dim": 16}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, **_QWEN3}
 _LAYERS4 = {"num_hidden_layers": 4}
 _WINDOWED = {"sliding_window": WINDOW}
+_SCALES = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+_SCALES |= {"attention_multiplier": 0.11, "logits_scaling": 6.0}
+_GRANITE4 = {"layer_types": [FULL] * 2, "num_local_experts": 0, "shared_intermediate_size": 80, "mamba_n_heads": 4}
+_NEO_SIZES = {"vocab_size": 320, "hidden_size": 48, "num_layers": 4, "num_heads": 4, "max_position_embeddings": 128}
+_NEO = {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW}
 _MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
 VARIATIONS = (
     Variation("Llama", "plain", "LlamaConfig"),
@@ -182,17 +187,7 @@ VARIATIONS = (
     Variation("Phi-3", "LongRoPE, long factors", "Phi3Config", _longrope(20), max_model_len=128, shortest=24),
     Variation("OLMo 2", "plain", "Olmo2Config"),
     Variation("OLMo 2", "biases, tied head", "Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
-    Variation(
-        "Granite",
-        "scales",
-        "GraniteConfig",
-        {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.11,
-            "logits_scaling": 6.0,
-        },
-    ),
+    Variation("Granite", "scales", "GraniteConfig", _SCALES),
     Variation("Granite", "biases, tied head", "GraniteConfig", {"attention_bias": True, "tie_word_embeddings": True}),
     Variation("SmolLM 3", "every fourth layer does not turn", "SmolLM3Config", _LAYERS4),
     Variation(
@@ -265,6 +260,8 @@ RARER = (
         "MinistralConfig",
         {**_WINDOWED, "layer_types": [SLIDING, FULL], "head_dim": 20},
     ),
+    Variation("GPT-Neo", "window on every other layer", "GPTNeoConfig", _NEO, _NEO_SIZES),
+    Variation("Granite 4", "dense, heads that do not turn", "GraniteMoeHybridConfig", {**_GRANITE4, **_SCALES}),
     Variation("Command R", "plain", "CohereConfig"),
     Variation("Command R7B", "every fourth layer does not turn", "Cohere2Config", {**_LAYERS4, **_WINDOWED}),
     Variation("EXAONE 4", "every fourth layer does not turn", "Exaone4Config", {**_LAYERS4, **_WINDOWED}),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from published_models import LEFT_OUT, Published, with_head, with_tensors, without_prefix
 
-_INVERSE_FREQUENCIES = with_tensors("model.layers.{}.self_attn.rotary_emb", ("inv_freq", torch.ones(6)))
+_ROTARY = "model.layers.{}.self_attn.rotary_emb"
+_INVERSE_FREQUENCIES = with_tensors(_ROTARY, ("inv_freq", torch.ones(6)))
+_ALL_BUFFERS = with_tensors(
+    _ROTARY,
+    ("inv_freq", torch.ones(6)),
+    ("cos_cached", torch.ones(1, 1, 8, 12)),
+    ("sin_cached", torch.ones(1, 1, 8, 12)),
+)
 _LLAMA = {
     "hidden_act": "silu",
     "max_position_embeddings": 4096,
@@ -37,7 +44,7 @@ LLAMAS: dict[str, Published] = {
         "LlamaForCausalLM",
         "llama",
         {**_LLAMA, "num_key_value_heads": LEFT_OUT, "max_position_embeddings": LEFT_OUT, "max_sequence_length": 2048},
-        _INVERSE_FREQUENCIES,
+        _ALL_BUFFERS,
     ),
     "Llama 3.2": Published(
         "LlamaForCausalLM",

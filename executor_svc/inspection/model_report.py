@@ -164,6 +164,7 @@ def _figures(config: ServedConfig, parameters: int, question: Question) -> dict[
         "window": config.window,
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_position_embeddings,
+        "default_context": config.unstretched_length,
         "dtype": str(dtype).removeprefix("torch."),
         "weight_bytes": parameters * dtype.itemsize,
         "kv_bytes_per_token": kv_bytes,

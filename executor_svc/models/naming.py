@@ -77,6 +77,10 @@ class Names:
     """Beginnings of such names."""
 
 
+_ROTARY_BUFFERS = tuple(f"rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached"))
+"""Ends of names of what older code computed and saved among the weights."""
+
+
 def as_found(names: Names, found: Collection[str]) -> Names:
     """Return the names that a checkpoint has them under: those of a model that was saved without its head lack the
     first part, `model.` for most.
@@ -114,7 +118,7 @@ def name_decoder(config: ModelConfig, found: Collection[str], names: Names) -> D
 
 def _ignored(config: ModelConfig, found: Collection[str], names: Names) -> frozenset[str]:
     """Return what lies beside the weights: a copy of a tied head, buffers of older files, other parts of a model."""
-    tails, heads = ("rotary_emb.inv_freq", *names.ignored), names.ignored_parts
+    tails, heads = (*_ROTARY_BUFFERS, *names.ignored), names.ignored_parts
     others = {name for name in found if name.endswith(tails) or (heads and name.startswith(heads))}
     return frozenset(others | ({f"{names.head}.weight"} if config.tie_word_embeddings else set()))
 

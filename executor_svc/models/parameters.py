@@ -13,6 +13,7 @@ from executor_svc.kernels import KernelSet
 from executor_svc.kernels.linear import Linear
 from executor_svc.models.spec import LinearSpec, NormSpec, Part, PositionsSpec, Range
 from executor_svc.weights import Checkpoint, Region
+from executor_svc.weights.finite import check_finite
 from executor_svc.weights.load_memory import LoadMemory, empty
 
 Progress = Callable[[int, int], None]
@@ -124,6 +125,7 @@ class Parameters:
             self._checkpoint.copy_to(name, out)
         else:
             self._checkpoint.copy_to(name, out, Region(rows, columns))
+        check_finite(self._checkpoint.file_of(name), name, out)
         self._counter.add(out.numel())
 
     def _empty(self, *shape: int) -> Tensor:

@@ -11,8 +11,9 @@ from executor_svc.models.gemma2 import GEMMA2
 from executor_svc.models.gemma3 import GEMMA3, GEMMA3_CONDITIONAL
 from executor_svc.models.glm import GLM, GLM4
 from executor_svc.models.gpt2 import GPT2
+from executor_svc.models.gpt_neo import GPT_NEO
 from executor_svc.models.gpt_neox import GPT_NEOX
-from executor_svc.models.granite import GRANITE
+from executor_svc.models.granite import GRANITE, GRANITE_HYBRID
 from executor_svc.models.llama import INTERNLM3, LLAMA
 from executor_svc.models.mistral import MINISTRAL, MISTRAL
 from executor_svc.models.mixtral import MIXTRAL
@@ -50,8 +51,10 @@ FAMILIES = {
         OLMO2,
         OLMO3,
         GRANITE,
+        GRANITE_HYBRID,
         SMOLLM3,
         GPT2,
+        GPT_NEO,
         OPT,
         GPT_NEOX,
         COHERE,
@@ -82,8 +85,10 @@ _BY_MODEL_TYPE = {
     "phi3": PHI3,
     "olmo2": OLMO2,
     "granite": GRANITE,
+    "granitemoehybrid": GRANITE_HYBRID,
     "smollm3": SMOLLM3,
     "gpt2": GPT2,
+    "gpt_neo": GPT_NEO,
     "opt": OPT,
     "gpt_neox": GPT_NEOX,
     "internlm3": INTERNLM3,

@@ -30,6 +30,7 @@ from executor_svc.models.paged_interface import NAME, LayerAttention, PagedConte
 from executor_svc.models.parameters import Progress
 from executor_svc.models.transformers_graph import GraphLayers, compile_layers, release
 from executor_svc.weights import UnsupportedModelError, WeightsError
+from executor_svc.weights.finite import check_finite
 from octavo.models.errors import ModelError
 from octavo.models.folder_source import read_config
 from octavo.models.servable import why_not_served
@@ -40,6 +41,7 @@ _UNFIT_ROTARY = ("dynamic", "longrope")
 """Rotary types by which transformers turns all sequences of a batch as the longest one is to be."""
 _BYPASS = "its attention does not go through transformers' attention interface"
 _CODE_FAILS = "its code does not run as Octavo calls it"
+_NEEDS_NUMBERS = "its code goes by the numbers in its tensors, so what it does cannot be seen before they are read"
 _PROBE_TOKENS = 4
 _FLOAT32_BOUND, _NARROW_BOUND = 1e-3, 0.1
 """Of the largest hidden state: what two ways of computing the same may differ by."""
@@ -182,6 +184,8 @@ def load_transformers_lm(
         if found.get(problem):
             names = ", ".join(sorted(map(str, found[problem]))[:8])
             raise WeightsError(f"{path}: tensors are {problem.removesuffix('_keys')}: {names}")
+    for name, weight in model.named_parameters():
+        check_finite(path, name, weight.detach())
     context = PagedContext(kernels)
     context.install(model)
     served = TransformersLM(model.to(device).eval(), described, context)
@@ -271,6 +275,8 @@ def _probe(path: Path, config: Any, model: Any) -> TransformersConfig:
             output = model.base_model(input_ids=ids, position_ids=ids, use_cache=False)
     except RefusedAttentionError as error:
         raise _refused(path, config, str(error)) from None
+    except NotImplementedError:
+        raise _refused(path, config, _NEEDS_NUMBERS) from None
     except Exception as error:
         raise _refused(path, config, f"{_CODE_FAILS}: {_first_line(error)}") from None
     text = config.get_text_config()

@@ -52,6 +52,9 @@ class Checkpoint(Protocol):
     def unreadable(self) -> Mapping[str, str]:
         """Why a tensor cannot be copied, by name, file and tensor named. Only one that is needed makes it matter."""
 
+    def file_of(self, name: str) -> Path:
+        """The file that a tensor lies in, for messages."""
+
     def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
         """Fill `out`, of the tensor's shape and any float dtype, converting on the way. With a region, of its shape:
         then no more of the file is read than the region's rows or, of each row, hardly more than its columns.

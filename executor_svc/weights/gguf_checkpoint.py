@@ -58,6 +58,10 @@ class GgufCheckpoint:
                 shape = list(source.entry.shape)
                 raise WeightsError(f"{path}: tensor {source.entry.name} of shape {shape} has no whole heads")
 
+    def file_of(self, name: str) -> Path:
+        """See Checkpoint."""
+        return self._files[self._sources[name].entry.name].path
+
     def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
         """See Checkpoint."""
         source = self._sources[name]

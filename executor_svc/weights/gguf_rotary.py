@@ -35,12 +35,14 @@ def _share(dimensions: int, head_dim: int) -> float:
 
 
 def _scaling(metadata: GgufMetadata, theta: float, dimensions: int) -> dict[str, Any]:
-    kind = metadata.text("rope.scaling.type", "none")
+    kind = metadata.text("rope.scaling.type", "linear")
     factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 1.0))
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise metadata.refuse(f"rotary scaling {kind!r} is not supported; supported: none, linear, yarn, longrope")
     if factor <= 0:
         raise metadata.refuse(f"{metadata.name('rope.scaling.factor')} {factor}")
+    if kind == "none":
+        factor = 1.0
     for name, factors in metadata.factors.items():
         if len(factors) != dimensions // 2 or not all(value > 0 and math.isfinite(value) for value in factors):
             raise metadata.refuse(f"tensor {name} has no {dimensions // 2} positive factors, one for each rotary pair")

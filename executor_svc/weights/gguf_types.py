@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from executor_svc.weights import gguf_iq4 as iq4
 from executor_svc.weights import gguf_k_quants as k_quants
 from executor_svc.weights.gguf_bits import half, high_bits, nibbles
 
@@ -42,6 +43,8 @@ ELEMENT_TYPES = {
     12: ElementType("Q4_K", 256, 144),
     13: ElementType("Q5_K", 256, 176),
     14: ElementType("Q6_K", 256, 210),
+    20: ElementType("IQ4_NL", 32, 18),
+    23: ElementType("IQ4_XS", 256, 136),
     30: ElementType("BF16", 1, 2),
 }
 """Element types that are read, by their number in a file."""
@@ -129,4 +132,6 @@ _UNPACKERS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_K": k_quants.q4_k,
     "Q5_K": k_quants.q5_k,
     "Q6_K": k_quants.q6_k,
+    "IQ4_NL": iq4.iq4_nl,
+    "IQ4_XS": iq4.iq4_xs,
 }

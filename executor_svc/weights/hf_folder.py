@@ -48,6 +48,7 @@ class HfFolder:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.unreadable: dict[str, str] = {}
         self._files: dict[str, WeightFile] = {}
+        self._paths: dict[str, Path] = {}
         try:
             files = find_weight_files(path, allow_pickle=allow_pickle)
         except ModelError as error:
@@ -55,8 +56,14 @@ class HfFolder:
         for file in files.paths:
             self._add(file, TorchFile(file) if files.is_pickle else SafetensorsFile(file))
         for name, file_name in files.index.items():
-            if name not in self.shapes:
-                raise WeightsError(f"{path / file_name} lacks tensor {name}, which the index says is there")
+            found = self._paths.get(name)
+            if found != path / file_name:
+                where = f": it is in {found.name}" if found is not None else ""
+                raise WeightsError(f"{path / file_name} lacks tensor {name}, which the index says is there{where}")
+
+    def file_of(self, name: str) -> Path:
+        """See Checkpoint."""
+        return self._paths[name]
 
     def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
         """See Checkpoint."""
@@ -66,7 +73,7 @@ class HfFolder:
         for name, shape in file.shapes.items():
             if name in self._files:
                 raise WeightsError(f"{path}: tensor {name} is in another file too")
-            self._files[name] = file
+            self._files[name], self._paths[name] = file, path
             self.shapes[name] = shape
         for name, kind in file.unreadable.items():
             self.unreadable[name] = f"{path}: tensor {name} is {kind}; supported: F32, F16, BF16"

@@ -19,6 +19,7 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         """Map the file. Raises WeightsError where it is missing, empty or cannot be read."""
+        self.path = path
         try:
             with path.open("rb") as file:
                 # Private and writable, though nobody writes: torch takes no memory that it could not write to.

@@ -67,12 +67,14 @@ def _figures(answer: dict[str, Any]) -> list[str]:
     from octavo.terminal.figures import size
 
     window = f", the last {answer['window']} tokens alone" if answer["window"] else ""
+    longest, default = answer["max_position_embeddings"], answer["default_context"]
+    unless = f"; {default} unless --max-model-len asks for more" if default < longest else ""
     rows = (
         ("architecture", answer["architecture"]),
         ("parameters", f"{answer['parameters'] / 1e6:,.1f} million"),
         ("shape", f"{answer['layers']} layers, {answer['kv_heads']} KV heads of {answer['head_dim']}"),
         ("vocabulary", f"{answer['vocab_size']} tokens"),
-        ("context", f"{answer['max_position_embeddings']} tokens{window}"),
+        ("context", f"{longest} tokens{window}{unless}"),
         ("files", size(answer["file_bytes"])),
         ("weights", f"{size(answer['weight_bytes'])} as {answer['dtype']}"),
         ("KV", f"{size(answer['kv_bytes_per_token'])} a token"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from octavo.models.errors import ModelError
+from octavo.models.lfs_pointer import check_no_pointer
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -60,6 +61,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], tuple[TensorEntry, ...]]:
 
 
 def _read(path: Path, read: Callable[[_Reader], _T]) -> _T:
+    check_no_pointer(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return read(_Reader(data))

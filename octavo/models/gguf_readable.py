@@ -37,6 +37,8 @@ READABLE_TYPES = {
     12: "Q4_K",
     13: "Q5_K",
     14: "Q6_K",
+    20: "IQ4_NL",
+    23: "IQ4_XS",
 }
 """Element types by their numbers."""
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from octavo.models.errors import ModelError
+from octavo.models.lfs_pointer import check_no_pointer
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a file. Raises ModelError where there is none, or none that can be read."""
+    check_no_pointer(path)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

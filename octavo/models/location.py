@@ -72,7 +72,8 @@ def locate(model: str, models: Path | None = None) -> ModelLocation:
     if path is not None and path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(
-                f"{model} is a file but no GGUF file: give a .gguf file or the folder that holds config.json"
+                f"{model} is a file whose name does not end in .gguf: give a GGUF file of such a name, or a link, "
+                "or the folder that holds config.json"
             )
         return ModelLocation(ModelKind.GGUF, model, whole_name(path.stem), path, prepared_beside(path))
     if _HUB_ID.fullmatch(model) and not model.lower().endswith(".gguf"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.models.errors import ModelError
+from octavo.models.lfs_pointer import check_no_pointer
 
 _UNIGRAM, _BPE = 1, 2
 _KINDS = {_UNIGRAM: "unigram", _BPE: "BPE", 3: "word", 4: "char"}
@@ -44,6 +45,7 @@ class SentencePieceModel:
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
     """Read a BPE model that changes nothing in a text but its spaces. Raises ModelError: other kinds, damaged files."""
+    check_no_pointer(path)
     try:
         fields = list(_fields(path.read_bytes()))
         pieces = [_piece(_sub(value)) for number, value in fields if number == _PIECES]

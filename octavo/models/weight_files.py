@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from octavo.models.errors import ModelError
+from octavo.models.lfs_pointer import check_no_pointer
 
 INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -31,9 +32,16 @@ def find_weight_files(folder: Path, *, allow_pickle: bool = False) -> WeightFile
     """Return the files that the index names; without one model.safetensors; without that every safetensors file.
 
     A folder may hold the same weights under another name and in other words beside these. PyTorch's files are taken
-    only with `allow_pickle`, and where there is no safetensors file. Raises ModelError where there is none, or where
-    one that the index names is missing.
+    only with `allow_pickle`, and where there is no safetensors file. Raises ModelError where there is none, where one
+    that the index names is missing, or where there are pointers to them.
     """
+    files = _find(folder, allow_pickle=allow_pickle)
+    for path in files.paths:
+        check_no_pointer(path)
+    return files
+
+
+def _find(folder: Path, *, allow_pickle: bool) -> WeightFiles:
     if (folder / INDEX_NAME).is_file():
         return _indexed(folder / INDEX_NAME, is_pickle=False)
     if (folder / WEIGHTS_NAME).is_file():
@@ -55,6 +63,7 @@ def find_weight_files(folder: Path, *, allow_pickle: bool = False) -> WeightFile
 
 
 def _indexed(index: Path, *, is_pickle: bool) -> WeightFiles:
+    check_no_pointer(index)
     try:
         document = json.loads(index.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

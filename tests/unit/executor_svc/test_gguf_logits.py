@@ -52,7 +52,7 @@ def test_packed_files_run(tmp_path: Path, name: str) -> None:
     assert 0 < float((packed - exact).abs().max()) < 0.1 * float(exact.abs().max())
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
 def test_whole_models_of_k_quants(tmp_path: Path, kind: str) -> None:
     """A model whose every matrix is random superblocks, the head of another type as in published files, gives the
     logits that transformers computes from gguf's own dequantized numbers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from executor_svc.kernels import build_kernels
 from executor_svc.kv_cache import block_bytes
 from executor_svc.models import load_weights
 from executor_svc.models.registry import FAMILIES
+from octavo.commands.inspect import report as as_text
 from octavo.models.prepare import prepare
+from octavo.terminal.style import Style
 
 
 def _report(path: Path, **question: Any) -> dict[str, Any]:
@@ -60,6 +63,18 @@ def test_a_sound_gguf_file(tmp_path: Path, name: str) -> None:
     family = GGUF_FAMILIES[name]
     path = family.write(family.make(tmp_path / "folder"), tmp_path / "model.gguf")
     assert _report(path)["ok"]
+
+
+def test_a_context_that_opens_when_asked_for(tmp_path: Path) -> None:
+    """A model stretched by LongRoPE is served to its unstretched length, unless --max-model-len asks for more."""
+    scaling = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    folder = make_llama(tmp_path, rope_scaling=scaling | {"original_max_position_embeddings": 512})
+    answer = _report(folder)
+    assert (answer["max_position_embeddings"], answer["default_context"]) == (2048, 512)
+    shown = as_text(answer, Style(io.StringIO()))
+    assert "2048 tokens; 512 unless --max-model-len asks for more" in shown
+    plain = as_text(_report(make_llama(tmp_path / "plain")), Style(io.StringIO()))
+    assert "unless" not in plain
 
 
 def test_a_model_of_no_family(tmp_path: Path) -> None:

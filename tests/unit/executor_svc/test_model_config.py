@@ -34,6 +34,7 @@ GPT2 = {
 }
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"]}
+GRANITE4 = {"architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 0}
 
 
 def _read(**changes: Any) -> ModelConfig:
@@ -178,6 +179,16 @@ def test_dynamic_scaling_begins_where_no_sequence_gets() -> None:
         ),
         (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         (GEMMA3 | {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping 30.0"),
+        (GRANITE4 | {"layer_types": ["attention", "mamba"]}, "layer_types .*recurrent state"),
+        (
+            {"architectures": ["GPTNeoForCausalLM"], "attention_types": [[["global", "local"], 2]]},
+            "attention_types .*for each of 2 layers",
+        ),
+        (GRANITE4, "layer_types .*recurrent state"),
+        (
+            GRANITE4 | {"layer_types": ["attention"] * 2, "num_local_experts": 4},
+            "num_local_experts 4 .*supported: none",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -216,7 +227,7 @@ def test_a_config_that_makes_no_sense_is_an_error(fields: dict[str, Any], messag
 def test_every_family_goes_by_its_architecture() -> None:
     """The registry finds each family under the name that it gives itself."""
     assert {name: family.architecture for name, family in FAMILIES.items()} == {name: name for name in FAMILIES}
-    assert len(FAMILIES) == 39
+    assert len(FAMILIES) == 41
 
 
 NOT_THERE = {"Gemma3ForConditionalGeneration", "InternLM3ForCausalLM", "ExaoneForCausalLM"}

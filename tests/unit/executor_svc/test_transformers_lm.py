@@ -105,6 +105,10 @@ REFUSED = {
         {"decoder_layers": 2, "decoder_attention_heads": 4, "d_model": 48},
         "its head apart from its layers",
     ),
+    "DbrxConfig": (
+        {"n_embd": 1, "d_model": 48, "n_heads": 4, "n_layers": 2, "attn_config": {"rope_theta": 1e4, "clip_qkv": 8}},
+        "goes by the numbers in its tensors",
+    ),
     "MptConfig": ({"n_embd": 1, "d_model": 48, "n_heads": 4, "n_layers": 2}, "config has no max_position_embeddings"),
 }
 

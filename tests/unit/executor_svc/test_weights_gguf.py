@@ -78,7 +78,7 @@ def test_element_types(tmp_path: Path, kind: str) -> None:
         assert np.array_equal(out.numpy(), expected), name
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
 def test_k_quants_in_a_file(tmp_path: Path, kind: str) -> None:
     """Matrices of random superblocks come out as gguf's own dequantize has them, Q and K in the checkpoint's order."""
     number = gguf.GGMLQuantizationType[kind]
@@ -167,6 +167,8 @@ def test_rotary_metadata(tmp_path: Path) -> None:
 
     assert scaling() is None
     assert scaling(type="none") is None
+    assert scaling(type="none", factor=4.0) is None
+    assert scaling(factor=4.0) == LinearScaling(4.0)
     assert scaling(type="linear", factor=4.0) == LinearScaling(4.0)
     legacy = make_gguf(folder, tmp_path / "legacy.gguf", metadata={"rope.scale_linear": 2.0})
     assert _rotary(legacy) == RotaryConfig(16, 10000.0, LinearScaling(2.0))
@@ -218,7 +220,7 @@ def test_what_prepare_takes_is_what_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(24, "I8"), (16, "IQ2_XXS"), (23, "IQ4_XS"), (39, "MXFP4"), (999, "type 999")]
+    ("number", "name"), [(24, "I8"), (16, "IQ2_XXS"), (21, "IQ3_S"), (39, "MXFP4"), (999, "type 999")]
 )
 def test_an_unknown_element_type_is_refused(tmp_path: Path, number: int, name: str) -> None:
     """A tensor of a type that is not read stops prepare and load with its name, its type and what to do."""
