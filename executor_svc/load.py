@@ -161,7 +161,10 @@ class Load:
     def __call__(self) -> ModelRunner | PipelinedRunner:
         """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
         with self._all_or_none():
-            return self._load()
+            try:
+                return self._load()
+            except CustomOpError as error:  # in the warm-up
+                raise SettingsError(f"--ops {self._settings.ops}: {error}") from error
 
     def follow(self) -> None:
         """Load the part of a rank that is not the first, and do what rank 0 tells until it ends. Raises what a load

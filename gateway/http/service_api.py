@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.responses import JSONResponse, Response
 
 from gateway.cell import Cell
@@ -22,6 +21,7 @@ from gateway.http.shapes import DetokenizedText, Health, ModelFields, ModelList,
 from gateway.served_models import ServedModels
 from gateway.text_tools import TextTools
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.metrics import encoder_for
 
 
 class ServiceApi:
@@ -107,7 +107,7 @@ class ServiceApi:
 
     async def metrics(self, request: Request) -> Response:
         """Show the metrics page, made at one moment: no await stands between two series."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = encoder_for(request.headers.get("accept", ""))
         names = request.query_params.getlist("name[]")
         source = self._registry.restricted_registry(names) if names else self._registry
         return Response(encode(source), headers={"content-type": content_type})
