@@ -75,7 +75,7 @@ class GenerationApi:
                 endpoint,
                 methods=["POST"],
                 response_class=Response,
-                responses=answers(shape, streams=True, statuses=(400, 401, 404, 413, 429, 499, 500, 503, 504)),
+                responses=answers(shape, streams=True, statuses=(400, 401, 404, 408, 413, 429, 499, 500, 503, 504)),
             )
         return router
 

@@ -51,7 +51,7 @@ class ServiceApi:
         # Names may have slashes.
         path = "/v1/models/{model:path}"
         add(path, self.get_model, tags=["models"], responses=answers(ModelFields, statuses=(401, 404)))
-        statuses = (400, 401, 404, 413, 503)
+        statuses = (400, 401, 404, 408, 413, 503)
         add("/tokenize", self.tokenize, methods=["POST"], tags=["tokens"], responses=answers(Tokens, statuses=statuses))
         responses = answers(DetokenizedText, statuses=statuses)
         add("/detokenize", self.detokenize, methods=["POST"], tags=["tokens"], responses=responses)
