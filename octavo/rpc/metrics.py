@@ -14,6 +14,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import socket
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -33,6 +34,8 @@ SCRAPE_TIMEOUT = 10.0
 
 IDLE_TIMEOUT = 30.0
 """Seconds that a connection to a page of its own may say nothing."""
+
+_ACCEPT_PAUSE = 0.1
 
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 """Bounds for the time between two tokens, and for a step."""
@@ -135,6 +138,7 @@ class MetricsServer:
         self.port = self._server.server_port
         self._server.set_app(_app_of(self._server.get_app()))
         self._server.RequestHandlerClass = _patient(self._server.RequestHandlerClass)
+        self._server.get_request = _unhurried(self._server.get_request)  # type: ignore[method-assign]
 
     async def stop(self) -> None:
         """Stop listening. Scrapes under way are answered while the loop still runs."""
@@ -176,6 +180,21 @@ def _patient(handler: Any) -> Any:
                 super().handle()
 
     return Handler
+
+
+def _unhurried(accept: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what takes a connection in, or waits a while: without a descriptor for it, it would be tried again at once
+    and for ever.
+    """
+
+    def accept_or_wait() -> Any:
+        try:
+            return accept()
+        except OSError:
+            time.sleep(_ACCEPT_PAUSE)
+            raise
+
+    return accept_or_wait
 
 
 class _Collects(Protocol):

@@ -127,6 +127,22 @@ async def test_connections_left_open_keep_no_thread(
 
 
 @pytest.mark.asyncio
+async def test_a_connection_that_cannot_be_taken_is_not_tried_at_once(
+    page: tuple[CollectorRegistry, MetricsServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where descriptors have run out: the thread would take a whole core from the event loop."""
+    _, server = page
+    pauses: list[float] = []
+    monkeypatch.setattr("octavo.rpc.metrics.time.sleep", pauses.append)
+    server._server.socket.settimeout(0)
+    with pytest.raises(OSError, match="unavailable"):
+        server._server.get_request()
+    assert len(pauses) == 1
+    assert pauses[0] > 0
+    server._server.socket.settimeout(None)
+
+
+@pytest.mark.asyncio
 async def test_a_taken_port_is_named_with_its_flag() -> None:
     """The error says which address and which flag; after it nothing listens and no thread is left."""
     before = set(threading.enumerate())
