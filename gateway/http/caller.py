@@ -28,6 +28,7 @@ TOO_LARGE = failure_of_status(413, f"the body is larger than {MAX_BODY_BYTES} by
 BODY_TIMEOUT = 120.0
 """Seconds from the headers of a request to the end of its body: a client that leaves in between says nothing."""
 TOO_SLOW = failure_of_status(408, f"the body did not come whole within {BODY_TIMEOUT:g} s", "body_too_slow")
+ENCODED = failure_of_status(415, "content-encoding: bodies are taken as they are, leave it out", "body_encoded")
 TIMEOUT_HEADER = "X-Request-Timeout"
 _MAX_TIMEOUT = 1e6
 
@@ -70,15 +71,19 @@ class QueueCheck:
 
 
 class BodyLimit:
-    """Turns away what is too slow, and what is too large: by its length where that is told, else once it is so."""
+    """Turns away what is packed, too slow, or too large: by its length where that is told, else once it is so."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a call on, or answer it 413 or 408."""
+        """Pass a call on, or answer it 408, 413 or 415."""
         if scope["type"] == "http":
-            length = Headers(scope=scope).get("content-length", "0")
+            headers = Headers(scope=scope)
+            if scope["method"] == "POST" and headers.get("content-encoding", "identity").lower() != "identity":
+                await send_failure(send, ENCODED)
+                return
+            length = headers.get("content-length", "0")
             if length.isdecimal() and int(length) > MAX_BODY_BYTES:
                 await send_failure(send, TOO_LARGE)
                 return

@@ -18,6 +18,7 @@ _MEANINGS = {
     404: "No such model.",
     408: f"The body did not come whole within {BODY_TIMEOUT:g} s.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     429: "Too much is served or waiting; Retry-After says when to try again.",
     499: "An operator cancelled the request.",
     500: "A bug; the server's log has the cause.",

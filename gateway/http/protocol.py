@@ -29,6 +29,10 @@ class PatientProtocol(H11Protocol):
             # Neither answered already nor idle: the head of a further request has begun.
             self._wait_for_head()
 
+    def _should_upgrade(self) -> bool:
+        """Take no other protocol up, and say nothing of it: some clients offer HTTP/2 with every request."""
+        return False
+
     def on_response_complete(self) -> None:
         """Go on with what was sent behind the request, or wait for another."""
         self._stop_waiting()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -162,6 +164,10 @@ async def test_bounds_of_what_is_read(prepared: PreparedModel, monkeypatch: pyte
             for start in range(0, len(large), 1000):
                 yield large[start : start + 1000]
 
+        encoded = await http.post("/v1/completions", content=gzip.compress(fits), headers={"content-encoding": "gzip"})
+        assert (encoded.status_code, encoded.json()["error"]["code"]) == (415, "body_encoded")
+        plain = await http.post("/v1/completions", content=fits, headers={"content-encoding": "identity"})
+        assert plain.status_code == 200
         for content in (large, in_pieces()):
             refused = await http.post("/v1/completions", content=content)
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
@@ -230,11 +236,24 @@ async def test_paths_and_methods(prepared: PreparedModel) -> None:
         wrong = await http.get("/v1/completions")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert wrong.json()["error"]["code"] == "method_not_allowed"
+        for path in ("/v1/models/", "/v1/models//"):
+            assert (await http.get(path)).status_code == 404
         unknown = await http.get("/v1/models/nobody")
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
         assert (await http.get("/version")).json()["version"]
         assert "/v1/chat/completions" in (await http.get("/openapi.json")).json()["paths"]
         assert "openapi.json" in (await http.get("/docs")).text
+
+
+@pytest.mark.asyncio
+async def test_an_offer_of_another_protocol_is_left(prepared: PreparedModel, caplog: pytest.LogCaptureFixture) -> None:
+    """Java's client offers HTTP/2 with every request, browsers WebSockets: the answer is HTTP/1.1's, and no log fills."""
+    async with served(prepared) as (_, http):
+        with caplog.at_level(logging.INFO):
+            for protocol in ("h2c", "websocket"):
+                told = await http.get("/version", headers={"connection": "upgrade", "upgrade": protocol})
+                assert told.status_code == 200
+        assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 @pytest.mark.asyncio
