@@ -76,9 +76,7 @@ class GenerationApi:
                 endpoint,
                 methods=["POST"],
                 response_class=Response,
-                responses=answers(
-                    shape, streams=True, statuses=(400, 401, 404, 408, 413, 415, 429, 499, 500, 503, 504)
-                ),
+                responses=answers(shape, streams=True, statuses=statuses),
             )
         return router
 

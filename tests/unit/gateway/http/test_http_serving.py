@@ -247,7 +247,7 @@ async def test_paths_and_methods(prepared: PreparedModel) -> None:
 
 @pytest.mark.asyncio
 async def test_an_offer_of_another_protocol_is_left(prepared: PreparedModel, caplog: pytest.LogCaptureFixture) -> None:
-    """Java's client offers HTTP/2 with every request, browsers WebSockets: the answer is HTTP/1.1's, and no log fills."""
+    """Java's client offers HTTP/2 with every request: the answer is HTTP/1.1's, and no log fills."""
     async with served(prepared) as (_, http):
         with caplog.at_level(logging.INFO):
             for protocol in ("h2c", "websocket"):
