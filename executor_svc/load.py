@@ -15,7 +15,8 @@ from executor_svc.capacity import Wanted, plan_limits
 from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.device import Device
 from executor_svc.device.cuda import open_accelerator
-from executor_svc.graph.custom import CustomOpError, bind_ops, load_ops
+from executor_svc.graph.custom import bind_ops, load_ops
+from executor_svc.graph.custom_check import CustomOpError
 from executor_svc.graph.optimize import PASSES, choose_passes
 from executor_svc.graph.passes.base import Pass
 from executor_svc.inputs_ahead import InputsAhead
