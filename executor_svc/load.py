@@ -15,7 +15,8 @@ from executor_svc.capacity import Wanted, plan_limits
 from executor_svc.cpu_features import cpu_features, resolve_dtype
 from executor_svc.device import Device
 from executor_svc.device.cuda import open_accelerator
-from executor_svc.graph.custom import CustomOpError, bind_ops, load_ops
+from executor_svc.graph.custom import bind_ops, load_ops
+from executor_svc.graph.custom_check import CustomOpError
 from executor_svc.graph.optimize import PASSES, choose_passes
 from executor_svc.graph.passes.base import Pass
 from executor_svc.inputs_ahead import InputsAhead
@@ -161,7 +162,10 @@ class Load:
     def __call__(self) -> ModelRunner | PipelinedRunner:
         """Load; returns what runs the steps. Raises ModelLoadError, and SettingsError where a setting does not fit."""
         with self._all_or_none():
-            return self._load()
+            try:
+                return self._load()
+            except CustomOpError as error:  # in the warm-up
+                raise SettingsError(f"--ops {self._settings.ops}: {error}") from error
 
     def follow(self) -> None:
         """Load the part of a rank that is not the first, and do what rank 0 tells until it ends. Raises what a load

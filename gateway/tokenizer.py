@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -17,6 +18,8 @@ from octavo.models.errors import ModelError
 
 LONG_TEXT = 2_000
 """Characters or token ids from which work goes to a thread: about a millisecond of it."""
+HUGE_TEXT = 200_000
+"""From here on it is a tenth of a second, and up to half a minute: one at a time, so that all others find a thread."""
 
 _Result = TypeVar("_Result")
 
@@ -40,6 +43,7 @@ class Tokenizer:
         self.vocabulary = Vocabulary(tokens, special_ids, decoder, vocab_size)
         self._tokenizer = tokenizer
         self._executor = executor
+        self._huge = asyncio.Semaphore(1)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text; `add_special_tokens`: with what the tokenizer adds itself, such as a BOS."""
@@ -56,7 +60,19 @@ class Tokenizer:
         """Do `work` on `size` characters or tokens: here where that is quick, else in a thread."""
         if size < LONG_TEXT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        if size < HUGE_TEXT:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        await self._huge.acquire()
+        loop = asyncio.get_running_loop()
+
+        def release(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                loop.call_soon_threadsafe(self._huge.release)
+
+        # Whoever asked may leave: the thread has it to its end nevertheless.
+        future = self._executor.submit(work)
+        future.add_done_callback(release)
+        return await asyncio.wrap_future(future)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # `encode` holds the GIL from start to end, the batch form does not.

@@ -43,6 +43,7 @@ MAX_BAD_WORD_TOKENS = 32
 MAX_TOP_LOGPROBS = 20
 MAX_CONTINUATIONS = 128
 MAX_MESSAGES = 4096
+MAX_TEXT_CHARACTERS = 16 * 1024 * 1024  # as many as an HTTP body has; tokens take a hundred times the memory at first
 MAX_PRIORITY = 100
 MIN_SECONDS = 0.001
 MAX_SECONDS = 86_400.0
@@ -363,6 +364,8 @@ def _bad_texts(named: Iterable[tuple[str, str]]) -> Iterator[FieldViolation]:
 
 
 def _check_text(field: str, text: str) -> Iterator[FieldViolation]:
+    if len(text) > MAX_TEXT_CHARACTERS:
+        yield FieldViolation(field, f"may have at most {MAX_TEXT_CHARACTERS} characters, has {len(text)}")
     # Half of a surrogate pair is a character to Python and to JSON, and to nobody else.
     if not text.isascii():
         try:

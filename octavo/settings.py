@@ -19,6 +19,7 @@ from octavo.rpc.settings import (
     SettingsType,
     parse_address,
     parse_api_key,
+    parse_bind,
     parse_bytes,
     read,
     setting,
@@ -166,7 +167,7 @@ class GatewaySettings(Settings):
         parse=parse_address,
         help="address of the scheduler, host:port",
     )
-    bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
+    bind: str = setting("127.0.0.1", per_program=True, parse=parse_bind, help="address to listen on")
     port: int = setting(
         GATEWAY_PORT, per_program=True, least=0, most=65535, help="port of the gRPC API; 0 picks a free one"
     )
@@ -224,7 +225,7 @@ class SchedulerSettings(Settings):
         parse=_parse_addresses,
         help="executors: host:port,host:port,... or one DNS name:port whose every address is an executor",
     )
-    bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
+    bind: str = setting("127.0.0.1", per_program=True, parse=parse_bind, help="address to listen on")
     port: int = setting(SCHEDULER_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
     metrics_port: int = _metrics_port(SCHEDULER_METRICS_PORT)
     depth: int = setting(2, least=1, most=8, help="steps in flight on each executor; 1 waits for each result")
@@ -272,7 +273,7 @@ class ExecutorSettings(Settings):
     program: ClassVar[str] = "executor"
 
     model: str = setting(help="the model run: a prepared folder, GGUF file or name, as `octavo prepare` left it")
-    bind: str = setting("127.0.0.1", per_program=True, help="address to listen on")
+    bind: str = setting("127.0.0.1", per_program=True, parse=parse_bind, help="address to listen on")
     port: int = setting(EXECUTOR_PORT, per_program=True, least=0, most=65535, help="port; 0 picks a free one")
     metrics_port: int = _metrics_port(EXECUTOR_METRICS_PORT)
     device: str = setting("cpu", choices=DEVICES, help="device to run on: cpu, or cuda for a GPU")
@@ -339,6 +340,14 @@ OTHER_VARIABLES = frozenset({"OCTAVO_HOME", "OCTAVO_CPU_ISA", "OCTAVO_KERNELS_DI
 """Variables outside the services' settings. OCTAVO_HOME: where `octavo pull` keeps models (see octavo.models).
 OCTAVO_ADDRESS and OCTAVO_ADMIN_ADDRESS: where clients find a gateway, host:port. OCTAVO_API_KEY: what they show it.
 OCTAVO_CPU_ISA and OCTAVO_KERNELS_DIR: see executor_svc.kernels.native."""
+
+
+def unknown_pass(settings: ExecutorSettings) -> str | None:
+    """Return the first name in --passes that nothing has; None where custom operators may have it."""
+    if settings.ops is not None:
+        return None
+    names = (word.strip().removeprefix("-") for word in settings.passes.split(","))
+    return next((name for name in names if name not in ("all", "none", *PASSES)), None)
 
 
 def known_variables() -> frozenset[str]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
+from executor_svc.graph.custom_check import CustomOpError, check_examples, watched
 from executor_svc.graph.matching import Match, Pattern, find_matches
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.native_op import Cpp, Cuda, NativeOpError
@@ -23,13 +24,6 @@ from executor_svc.graph.ops import Op, Shape, shape_of
 from executor_svc.graph.optimize import PASS_NAMES
 from executor_svc.graph.passes.base import Pass, erase
 from executor_svc.kernels import KernelSet
-
-TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (1.6e-2, 1e-2)}
-"""Relative and absolute, within which a version must agree with its reference."""
-
-
-class CustomOpError(ValueError):
-    """An op cannot be used; the message names it and says what to change."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,8 @@ def load_ops(module: str) -> tuple[CustomOp, ...]:
         raise CustomOpError(f"{module} has no list OPS of CustomOp")
     names = [op.name for op in ops]
     for name in names:
-        if not name.isidentifier() or names.count(name) > 1 or name in PASS_NAMES:
+        is_name = isinstance(name, str) and name.isidentifier() and name not in ("all", "none", *PASS_NAMES)
+        if not is_name or names.count(name) > 1:
             raise CustomOpError(f"{module}: the op name {name!r} must be an identifier, of one op alone and of no pass")
     return tuple(ops)
 
@@ -90,13 +85,20 @@ def _bind(op: CustomOp, kernels: KernelSet, dtype: torch.dtype, device: torch.de
     except Exception as error:  # whatever the function does
         raise CustomOpError(f"{op.name}: its pattern cannot be captured: {error}") from error
     function = _version(op, kernels, device)
-    _check(op, function, pattern.num_outputs, dtype, device)
-    leaf = Op(op.name, lambda *_: (), function=function)
+    try:
+        examples = list(op.examples(dtype))
+    except Exception as error:  # whatever the function does
+        raise CustomOpError(f"{op.name}: its examples cannot be made: {error}") from error
+    check_examples(op.name, examples, pattern, op.reference, function, dtype, device)
+    leaves: dict[tuple[Shape, ...], Op] = {}
 
     def run(graph: ModelGraph) -> int:
         count = 0
         for match in find_matches(graph, pattern):
-            _replace(graph, match, leaf)
+            shapes = tuple(shape_of(each) for each in match.outputs)
+            if shapes not in leaves:
+                leaves[shapes] = Op(op.name, lambda *_: (), function=watched(op.name, function, shapes, dtype))
+            _replace(graph, match, leaves[shapes])
             count += 1
         return count
 
@@ -122,54 +124,10 @@ def _version(op: CustomOp, kernels: KernelSet, device: torch.device) -> Callable
             return version.load()
         except NativeOpError as error:
             raise CustomOpError(f"{op.name}: {error}") from error
+        except Exception as error:  # whatever `make` does
+            raise CustomOpError(f"{op.name}: {type(error).__name__}: {error}") from error
     function: Callable[..., Any] = version
     return function
-
-
-def _check(
-    op: CustomOp, function: Callable[..., Any], num_outputs: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    """Run a version and the reference on the examples."""
-    try:
-        examples = list(op.examples(dtype))
-    except Exception as error:  # whatever the function does
-        raise CustomOpError(f"{op.name}: its examples cannot be made: {error}") from error
-    if not examples:
-        raise CustomOpError(f"{op.name}: there is no example to check it on")
-    for number, example in enumerate(examples):
-        where = f"{op.name}, example {number}"
-        # Copies: a version may change what it is given.
-        arguments, before = ([_copy(each, device) for each in example] for _ in range(2))
-        try:
-            expected, given = _tuple(op.reference(*before)), _tuple(function(*arguments))
-        except Exception as error:  # whatever the versions do
-            raise CustomOpError(f"{where}: {type(error).__name__}: {error}") from error
-        if not len(expected) == len(given) == num_outputs:
-            raise CustomOpError(
-                f"{where}: {len(expected)} results of the reference, {len(given)} of the version, "
-                f"{num_outputs} of the pattern: they must be as many"
-            )
-        for index, (mine, theirs) in enumerate(zip(given, expected, strict=True)):
-            _compare(f"{where}, result {index}", mine, theirs, dtype)
-        for index, (mine, theirs) in enumerate(zip(arguments, example, strict=True)):
-            if isinstance(mine, Tensor) and not torch.equal(mine.cpu().nan_to_num(), theirs.nan_to_num()):
-                raise CustomOpError(f"{where}: argument {index} was changed: results must be new tensors")
-
-
-def _compare(where: str, mine: Any, theirs: Any, dtype: torch.dtype) -> None:
-    if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
-        raise CustomOpError(f"{where}: is no tensor")
-    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-        raise CustomOpError(
-            f"{where}: {mine.dtype} {list(mine.shape)}, where the reference gives {theirs.dtype} {list(theirs.shape)}"
-        )
-    rtol, atol = TOLERANCES[dtype]
-    wide, expected = mine.float(), theirs.float()
-    if not torch.allclose(wide, expected, rtol=rtol, atol=atol, equal_nan=True):
-        worst = float((wide - expected).abs().nan_to_num(torch.inf, posinf=torch.inf).max())
-        raise CustomOpError(
-            f"{where}: differs from the reference by up to {worst:.3g}; {dtype} allows {rtol} of it and {atol}"
-        )
 
 
 def _replace(graph: ModelGraph, match: Match, leaf: Op) -> None:
@@ -188,11 +146,3 @@ def _result(graph: ModelGraph, fused: fx.Node, index: int, shape: Shape) -> fx.N
     node = graph.nodes.create_node("call_function", _item, (fused, index), {}, "item")
     node.meta["shape"] = shape
     return node
-
-
-def _copy(argument: Any, device: torch.device) -> Any:
-    return argument.to(device, copy=True) if isinstance(argument, Tensor) else argument
-
-
-def _tuple(result: Any) -> tuple[Any, ...]:
-    return result if isinstance(result, tuple) else (result,)

@@ -39,7 +39,12 @@ class Pattern:
         self._calls = [node for node in graph.nodes.nodes if node.op == "call_function"]
         if not all(isinstance(node.target, Op) for node in self._calls):
             raise ValueError("a pattern is made of the ops of executor_svc.graph.ops alone")
-        reached = set(_ancestors(self._outputs[-1]))
+        results = [node for node in self._outputs if node in self._calls]
+        if len(set(results)) < len(self._outputs):
+            raise ValueError("each result of a pattern is that of an op, and no two are the same")
+        if any(node.target.has_effect for node in self._calls):
+            raise ValueError("a pattern has no op whose effect would be lost, such as write_kv")
+        reached = _ancestors(self._outputs[-1])
         if not self._calls or not set(self._calls) <= reached:
             raise ValueError("a pattern calls ops, and all that it computes leads to its last result")
         if not set(self._inputs) <= reached:
@@ -49,6 +54,14 @@ class Pattern:
     def num_outputs(self) -> int:
         """How many values it gives."""
         return len(self._outputs)
+
+    def graph_of(self, index: int) -> ModelGraph:
+        """Return the graph that gives one of the pattern's results."""
+        nodes, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node in (*self._inputs, *self._calls):
+            copies[node] = nodes.node_copy(node, copies.__getitem__)
+        nodes.output(copies[self._outputs[index]])
+        return ModelGraph(nodes)
 
     def match(self, node: fx.Node, order: dict[fx.Node, int]) -> Match | None:
         """Return the match whose last result is `node`. `order`: the place of each node in its graph.
@@ -113,7 +126,13 @@ def _unify_all(pairs: list[tuple[Any, Any]], bound: dict[fx.Node, Any]) -> Itera
         yield from _unify_all(rest, found)
 
 
-def _ancestors(node: fx.Node) -> Iterator[fx.Node]:
-    yield node
-    for each in node.all_input_nodes:
-        yield from _ancestors(each)
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    """Return a node and all that it is made of."""
+    found: set[fx.Node] = set()
+    left = [node]
+    while left:
+        each = left.pop()
+        if each not in found:
+            found.add(each)
+            left += each.all_input_nodes
+    return found

@@ -19,6 +19,7 @@ from typing import Any
 from executor_svc.kernels.native.build import SOURCES, KernelBuildError, find_compiler, find_library
 from executor_svc.kernels.native.isa import choose
 from executor_svc.kernels.native.library import NativeLibrary
+from executor_svc.kernels.native.sealed import is_whole, seal
 from octavo.home import octavo_home
 
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fvisibility=hidden")
@@ -48,7 +49,7 @@ class Cpp:
         include = SOURCES / "custom"
         state = b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.h")))
         command = [compiler, *_FLAGS, *isa.flags, f"-I{include}"]
-        library = ctypes.CDLL(str(_compiled(self.source, command, isa.name, state)))
+        library = _loaded(self.source, command, isa.name, state)
         # The kernel set has loaded it: this is the same one, and its threads.
         own = ctypes.CDLL(str(find_library(isa)))
         try:
@@ -74,7 +75,17 @@ class Cuda:
         if nvcc is None:
             raise NativeOpError(f"{self.source.name} is CUDA, and there is no nvcc: install the CUDA toolkit")
         command = [nvcc, "-O3", "-shared", "-Xcompiler", "-fPIC", "-arch=native"]
-        return self.make(ctypes.CDLL(str(_compiled(self.source, command, "cuda", b""))))
+        return self.make(_loaded(self.source, command, "cuda", b""))
+
+
+def _loaded(source: Path, command: list[str], kind: str, state: bytes) -> ctypes.CDLL:
+    """Load the library of a source, compiled first where need be. Raises NativeOpError."""
+    library = _compiled(source, command, kind, state)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        # A symbol that nobody defines: a compiler does not see that in a shared library.
+        raise NativeOpError(f"{source.name} compiles, and cannot be loaded: {error}") from None
 
 
 def _compiled(source: Path, command: list[str], kind: str, state: bytes) -> Path:
@@ -86,9 +97,9 @@ def _compiled(source: Path, command: list[str], kind: str, state: bytes) -> Path
     digest = hashlib.sha256(repr(command).encode() + text + state).hexdigest()[:16]
     folder = octavo_home() / "kernels"
     library = folder / f"op-{source.stem}-{kind}-{digest}.so"
-    if library.is_file():
-        return library
     try:
+        if is_whole(library):
+            return library
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".op-", dir=folder) as scratch:
             whole = Path(scratch) / library.name
@@ -103,6 +114,7 @@ def _compiled(source: Path, command: list[str], kind: str, state: bytes) -> Path
                 said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
                 errors = [line for line in said if "error" in line] or said
                 raise NativeOpError(f"{source.name} does not compile: {'; '.join(errors[:3])}")
+            seal(whole)
             whole.replace(library)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeOpError(f"{source.name} cannot be compiled: {error}") from None

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from executor_svc.inspection.export import DTYPES, export
 from executor_svc.inspection.families import supported
 from executor_svc.inspection.model_report import Question, report_on
+from executor_svc.kernels.native.build import KernelBuildError
 from executor_svc.weights import ModelLoadError
 from octavo.models.errors import ModelError
 
@@ -39,6 +42,7 @@ def main() -> int:
     graph.add_argument("--dtype", default="auto")
     graph.add_argument("--svg", type=Path)
     args = parser.parse_args()
+    answers = _stdout_for_answers()
     if args.question == "families":
         answer = supported()
     elif args.question == "export":
@@ -52,14 +56,23 @@ def main() -> int:
 
         try:
             answer = graph_report(args.model, args.passes, args.ops, args.dtype, args.svg)
-        except (ModelError, ModelLoadError, ValueError, OSError) as error:
+        except (ModelError, ModelLoadError, KernelBuildError, ValueError, OSError) as error:
             answer = {"problem": str(error)}
     else:
         answer = report_on(
             Question(args.model, args.dtype, args.context, args.batch, args.kv_memory, args.allow_pickle)
         )
-    json.dump(answer, sys.stdout)
+    with answers:
+        json.dump(answer, answers)
     return 0
+
+
+def _stdout_for_answers() -> TextIO:
+    """Return stdout, and have whatever else prints there, a user's operators or a library, print to stderr."""
+    sys.stdout.flush()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
 
 
 if __name__ == "__main__":

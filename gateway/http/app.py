@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.auth import ApiKeys
 from gateway.early_refusals import EarlyRefusals
 from gateway.http.answer import REQUEST_ID_HEADER
-from gateway.http.caller import TOO_LARGE, BodyLimit, KeyCheck, QueueCheck
+from gateway.http.caller import TOO_LARGE, TOO_SLOW, BodyLimit, KeyCheck, QueueCheck
 from gateway.http.errors import INTERNAL, Failure, failure_from, failure_of_status
 from gateway.http.pages import make_page
 from gateway.http.refusals import failure_from_validation
@@ -86,6 +86,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
             message = f"{request.method[:20]} is not for {request.url.path[:100]}"
         case TOO_LARGE.status:
             return _response(TOO_LARGE)
+        case TOO_SLOW.status:
+            return _response(TOO_SLOW)
         case 400:
             message = "the body is not valid JSON"
     failure = failure_of_status(error.status_code, message, _CODES.get(error.status_code, "invalid_request"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,10 @@ GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """More than any model's context, as ids or as text. A body is read on the event loop: every stream waits for it."""
 TOO_LARGE = failure_of_status(413, f"the body is larger than {MAX_BODY_BYTES} bytes", "body_too_large")
+BODY_TIMEOUT = 120.0
+"""Seconds from the headers of a request to the end of its body: a client that leaves in between says nothing."""
+TOO_SLOW = failure_of_status(408, f"the body did not come whole within {BODY_TIMEOUT:g} s", "body_too_slow")
+ENCODED = failure_of_status(415, "content-encoding: bodies are taken as they are, leave it out", "body_encoded")
 TIMEOUT_HEADER = "X-Request-Timeout"
 _MAX_TIMEOUT = 1e6
 
@@ -66,15 +71,19 @@ class QueueCheck:
 
 
 class BodyLimit:
-    """Turns away what is too large: by its length where that is told, else once it has become so."""
+    """Turns away what is packed, too slow, or too large: by its length where that is told, else once it is so."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a call on, or answer it 413."""
+        """Pass a call on, or answer it 408, 413 or 415."""
         if scope["type"] == "http":
-            length = Headers(scope=scope).get("content-length", "0")
+            headers = Headers(scope=scope)
+            if scope["method"] == "POST" and headers.get("content-encoding", "identity").lower() != "identity":
+                await send_failure(send, ENCODED)
+                return
+            length = headers.get("content-length", "0")
             if length.isdecimal() and int(length) > MAX_BODY_BYTES:
                 await send_failure(send, TOO_LARGE)
                 return
@@ -84,10 +93,18 @@ class BodyLimit:
 
 def _limited(receive: Receive) -> Receive:
     left = MAX_BODY_BYTES
+    deadline: float | None = asyncio.get_running_loop().time() + BODY_TIMEOUT
 
     async def limited() -> Message:
-        nonlocal left
-        message = await receive()
+        nonlocal left, deadline
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(TOO_SLOW.status) from None
+        if not message.get("more_body", False):
+            # What comes behind the body is the client's leaving, which is waited for as long as the answer takes.
+            deadline = None
         left -= len(message.get("body", b""))
         if left < 0:
             raise HTTPException(TOO_LARGE.status)

@@ -66,6 +66,7 @@ class GenerationApi:
     def router(self) -> APIRouter:
         """Return the routes."""
         router = APIRouter(tags=["generation"])
+        statuses = (400, 401, 404, 408, 413, 415, 429, 499, 500, 503, 504)
         for path, endpoint, shape in (
             ("/v1/chat/completions", self.create_chat_completion, ChatCompletion),
             ("/v1/completions", self.create_completion, Completion),
@@ -75,7 +76,7 @@ class GenerationApi:
                 endpoint,
                 methods=["POST"],
                 response_class=Response,
-                responses=answers(shape, streams=True, statuses=(400, 401, 404, 413, 429, 499, 500, 503, 504)),
+                responses=answers(shape, streams=True, statuses=statuses),
             )
         return router
 

@@ -9,14 +9,16 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from gateway.http.caller import OPEN_PATHS, TIMEOUT_HEADER
+from gateway.http.caller import BODY_TIMEOUT, OPEN_PATHS, TIMEOUT_HEADER
 from gateway.http.shapes import Error
 
 _MEANINGS = {
     400: "A field is bad, or unknown.",
     401: "The API key is missing or wrong.",
     404: "No such model.",
+    408: f"The body did not come whole within {BODY_TIMEOUT:g} s.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     429: "Too much is served or waiting; Retry-After says when to try again.",
     499: "An operator cancelled the request.",
     500: "A bug; the server's log has the cause.",

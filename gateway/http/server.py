@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from gateway.http.protocol import PatientProtocol
 from octavo.rpc.server import port_taken
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -30,7 +31,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=PatientProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

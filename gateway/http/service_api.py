@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from gateway.cell import Cell
@@ -22,6 +22,7 @@ from gateway.http.shapes import DetokenizedText, Health, ModelFields, ModelList,
 from gateway.served_models import ServedModels
 from gateway.text_tools import TextTools
 from octavo.rpc.errors import ServiceError
+from octavo.rpc.metrics import encoder_for
 
 
 class ServiceApi:
@@ -51,7 +52,7 @@ class ServiceApi:
         # Names may have slashes.
         path = "/v1/models/{model:path}"
         add(path, self.get_model, tags=["models"], responses=answers(ModelFields, statuses=(401, 404)))
-        statuses = (400, 401, 404, 413, 503)
+        statuses = (400, 401, 404, 408, 413, 415, 503)
         add("/tokenize", self.tokenize, methods=["POST"], tags=["tokens"], responses=answers(Tokens, statuses=statuses))
         responses = answers(DetokenizedText, statuses=statuses)
         add("/detokenize", self.detokenize, methods=["POST"], tags=["tokens"], responses=responses)
@@ -70,6 +71,9 @@ class ServiceApi:
 
     async def get_model(self, model: str) -> Response:
         """Describe one name."""
+        if not model:
+            # The list with a slash too many: elsewhere no name stands for the only model.
+            raise HTTPException(404)
         try:
             self._models.resolve(model)
         except ServiceError as error:
@@ -107,7 +111,7 @@ class ServiceApi:
 
     async def metrics(self, request: Request) -> Response:
         """Show the metrics page, made at one moment: no await stands between two series."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = encoder_for(request.headers.get("accept", ""))
         names = request.query_params.getlist("name[]")
         source = self._registry.restricted_registry(names) if names else self._registry
         return Response(encode(source), headers={"content-type": content_type})

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from octavo.local.plan import PlanError
+
 KEPT_RUNS = 10
 """Folders of ended runs that stay."""
 
@@ -20,15 +22,20 @@ def log_folder(home: Path) -> Iterator[Path]:
     """Make the folder for one run's logs, `home`/logs/TIME-PID, and hold it while the body runs.
 
     Of the runs that have ended, by whatever end, the last ten are kept; what another process holds is left alone.
+    Raises PlanError where there can be no folder.
     """
     logs = home / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
-        # One at a time: nobody is to remove a folder that is made and not held yet.
-        with _locked(logs):
-            _remove_old(logs)
-            folder = _new_folder(logs)
-            held.enter_context(_locked(folder))
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            # One at a time: nobody is to remove a folder that is made and not held yet.
+            with _locked(logs):
+                _remove_old(logs)
+                folder = _new_folder(logs)
+                held.enter_context(_locked(folder))
+        except OSError as error:
+            hint = "set OCTAVO_HOME to a folder that can be written, with room for logs and models"
+            raise PlanError(f"logs cannot be kept in {logs}: {error.strerror or error}", hint) from error
         yield folder
 
 

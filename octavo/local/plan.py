@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import os
 import socket
@@ -14,7 +15,14 @@ from pathlib import Path
 
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.settings import Settings, SettingsError, SettingsType, fields_of, read, variable_of
-from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings, known_variables
+from octavo.settings import (
+    PASSES,
+    ExecutorSettings,
+    GatewaySettings,
+    SchedulerSettings,
+    known_variables,
+    unknown_pass,
+)
 
 _KV_SHARE = 0.5
 """Share of the free memory that goes to KV blocks where several executors divide it; weights come on top."""
@@ -86,7 +94,10 @@ def check_settings(options: PlanOptions, environ: Mapping[str, str] | None = Non
     environ = os.environ if environ is None else environ
     for settings_class in (GatewaySettings, SchedulerSettings, ExecutorSettings):
         needs_model = any(each.name == "model" for each in fields_of(settings_class))
-        _read(settings_class, [*_given(settings_class, options), *(["--model", "any"] if needs_model else [])], environ)
+        given = [*_given(settings_class, options), *(["--model", "any"] if needs_model else [])]
+        settings = _read(settings_class, given, environ)
+        if isinstance(settings, ExecutorSettings) and (unknown := unknown_pass(settings)):
+            raise BadSettingError(f"--passes: {unknown!r} is none of all, none, {', '.join(PASSES)}")
 
 
 def plan_cell(model: PreparedModel, options: PlanOptions, environ: Mapping[str, str] | None = None) -> CellPlan:
@@ -256,7 +267,9 @@ class _Claims:
         except OverflowError:
             raise BadSettingError(f"{flag}: {port} is no port, they end at 65535") from None
         except OSError as error:
-            self._refused.setdefault(f"{host}:{port}", f"{error.strerror}; {flag}")
+            # What is no address of this machine has none of its ports.
+            is_elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            self._refused.setdefault(f"{host}:{port}", f"{error.strerror}; {'--bind' if is_elsewhere else flag}")
             self._ports.add(port)
             return port
         got = int(claim.getsockname()[1])

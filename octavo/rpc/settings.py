@@ -81,7 +81,17 @@ def parse_bytes(text: str) -> int:
         raise ValueError("a size such as 512MiB or 4GiB")
     unit = (match[2] or "B").upper().removesuffix("B")
     base = 1024 if unit.endswith("I") else 1000
-    return int(float(match[1]) * base ** " KMGT".index(unit[0] if unit else " "))
+    size = float(match[1]) * base ** " KMGT".index(unit[0] if unit else " ")
+    if size >= 2**63:
+        raise ValueError("a size such as 512MiB or 4GiB, below 8 EiB")
+    return int(size)
+
+
+def parse_bind(text: str) -> str:
+    """Return the address to listen on as it is. An empty one, of a variable that is not set, would be every address."""
+    if not text or not text.isprintable() or " " in text:
+        raise ValueError("an address such as 127.0.0.1; 0.0.0.0 or [::] is every one")
+    return text
 
 
 def parse_address(text: str) -> str:

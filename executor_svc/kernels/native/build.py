@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from executor_svc.kernels.native.isa import InstructionSet
+from executor_svc.kernels.native.sealed import is_whole, seal
 from octavo.home import octavo_home
 
 SOURCES = Path(__file__).parent.parent
@@ -37,20 +38,21 @@ class KernelBuildError(RuntimeError):
 def find_library(isa: InstructionSet) -> Path:
     """Return the library for an instruction set: built ahead, built before, or built now (10 to 20 seconds).
 
-    Raises KernelBuildError. Two processes that come at once build it once.
+    One that was built before and is damaged is built again. Raises KernelBuildError. Two processes that come at once
+    build it once.
     """
     name = library_name(isa)
     ahead = os.environ.get(BUILT_AHEAD_IN)
     if ahead and (Path(ahead) / name).is_file():
-        return Path(ahead) / name
+        return _checked(Path(ahead) / name)
     folder = octavo_home() / "kernels"
     library = folder / name
-    if library.is_file():
-        return library
     try:
+        if is_whole(library):
+            return library
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f"{name}.lock"):
-            if not library.is_file():
+            if not is_whole(library):
                 build(isa, library)
                 _forget_old(folder, isa)
     except OSError as error:
@@ -81,6 +83,7 @@ def build(isa: InstructionSet, library: Path) -> None:
             list(pool.map(_run, commands))
         whole = Path(scratch) / library.name
         _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(whole)])
+        seal(whole)
         whole.replace(library)
 
 
@@ -96,6 +99,18 @@ def find_compiler() -> str:
         f"{missing}, and the kernels are compiled at the first start: install one (Debian: apt install g++), or start "
         "with --kernels reference, which is slow"
     )
+
+
+def _checked(library: Path) -> Path:
+    """Return a library that was built ahead. Raises KernelBuildError where it is damaged."""
+    try:
+        if is_whole(library):
+            return library
+        why = "is damaged"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    command = f"python -m executor_svc.kernels.native {library.parent}"
+    raise KernelBuildError(f"{library} {why}: build it again ({command}), or unset {BUILT_AHEAD_IN}")
 
 
 def _run(command: list[str]) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from executor_svc.kernels.native.build import find_library
+from executor_svc.kernels.native.build import KernelBuildError, find_library
 from executor_svc.kernels.native.isa import InstructionSet, choose
 
 ADDRESS = ctypes.c_void_p
@@ -141,7 +141,13 @@ def load_library(num_threads: int | None = None, isa: InstructionSet | None = No
     # A library has one team: loading it twice must not make two.
     if isa.name not in _loaded:
         path = find_library(isa)
-        loaded = ctypes.CDLL(str(path))
+        try:
+            loaded = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise KernelBuildError(
+                f"the compiled kernels cannot be loaded ({error}): set OCTAVO_HOME to a folder that programs may be "
+                f"run from, or remove {path.name} there to have it built again"
+            ) from None
         loaded.octavo_rounds.restype = INT64
         _loaded[isa.name] = NativeLibrary(path.name, isa, loaded)
     library = _loaded[isa.name]

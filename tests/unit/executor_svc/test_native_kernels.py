@@ -18,6 +18,7 @@ from executor_svc.cpu_features import cpu_features
 from executor_svc.kernels import build_kernels
 from executor_svc.kernels.linear.cpu import PanelMemory, make_pack_linear
 from executor_svc.kernels.native import build as native_build
+from executor_svc.kernels.native import library as native_library
 from executor_svc.kernels.native.__main__ import main
 from executor_svc.kernels.native.build import BUILT_AHEAD_IN, KernelBuildError, build, find_library, library_name
 from executor_svc.kernels.native.isa import (
@@ -29,6 +30,7 @@ from executor_svc.kernels.native.isa import (
     runnable,
 )
 from executor_svc.kernels.native.library import load_library
+from executor_svc.kernels.native.sealed import seal
 
 GENERIC, AVX2, AVX512 = (
     next(isa for isa in INSTRUCTION_SETS if isa.name == name) for name in ("generic", "avx2", "avx512")
@@ -41,6 +43,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
     monkeypatch.delenv(BUILT_AHEAD_IN, raising=False)
     return tmp_path / "home"
+
+
+def _make(library: Path, contents: bytes = b"built") -> Path:
+    """Write what is taken for a library."""
+    library.write_bytes(contents)
+    seal(library)
+    return library
 
 
 def _compiler(path: Path, script: str) -> Path:
@@ -75,7 +84,7 @@ def test_a_library_is_built_once(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     def slow_build(_: object, library: Path) -> None:
         built.append(library)
         together.wait(0.2)
-        library.write_bytes(b"library")
+        _make(library)
 
     together = threading.Event()
     monkeypatch.setattr(native_build, "build", slow_build)
@@ -90,11 +99,45 @@ def test_a_library_built_ahead_is_taken(home: Path, tmp_path: Path, monkeypatch:
     ahead = tmp_path / "ahead"
     ahead.mkdir()
     monkeypatch.setenv(BUILT_AHEAD_IN, str(ahead))
-    monkeypatch.setattr(native_build, "build", lambda _, library: library.write_bytes(b"built"))
+    monkeypatch.setattr(native_build, "build", lambda _, library: _make(library))
     (ahead / "octavo-generic-0123456789abcdef.so").write_bytes(b"old")
     assert find_library(GENERIC).parent == home / "kernels"
-    (ahead / library_name(GENERIC)).write_bytes(b"ahead")
+    _make(ahead / library_name(GENERIC))
     assert find_library(GENERIC) == ahead / library_name(GENERIC)
+
+
+@pytest.mark.parametrize("left", [0, 1, 4096, -1], ids=["empty", "a byte", "a page", "all but a byte"])
+def test_what_is_left_of_a_library_is_never_loaded(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """A full disk or a crash leaves part of a file, or its blocks unwritten: it is built again. What was built ahead is
+    not replaced: the error names it and says how to build it.
+    """
+    built: list[Path] = []
+    contents = bytes(range(256)) * 40
+    monkeypatch.setattr(native_build, "build", lambda _, library: built.append(_make(library, contents)))
+    library = find_library(GENERIC)
+    whole = library.read_bytes()
+    for damaged in (whole[:left], whole[:left] + bytes(len(whole) - len(whole[:left])), whole[1:], whole + b"x"):
+        library.write_bytes(damaged)
+        assert find_library(GENERIC) == library
+        assert library.read_bytes() == whole
+    assert len(built) == 5
+    ahead = tmp_path / "ahead"
+    ahead.mkdir()
+    (ahead / library.name).write_bytes(whole[:left])
+    monkeypatch.setenv(BUILT_AHEAD_IN, str(ahead))
+    with pytest.raises(KernelBuildError, match=rf"{library.name} is damaged: build it again .*native {ahead}\)"):
+        find_library(GENERIC)
+
+
+def test_a_library_that_cannot_be_loaded_is_an_error_of_the_build(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one in a folder that nothing may be run from: where to put it is said."""
+    monkeypatch.setattr(native_build, "build", lambda _, library: _make(library))
+    monkeypatch.setattr(native_library, "_loaded", {})
+    with pytest.raises(KernelBuildError, match=r"cannot be loaded .*set OCTAVO_HOME"):
+        load_library(1, GENERIC)
+    assert home.is_dir()
 
 
 def test_old_libraries_are_removed_where_a_new_one_is_built(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +150,7 @@ def test_old_libraries_are_removed_where_a_new_one_is_built(home: Path, monkeypa
             library.touch()
             os.utime(library, (1e9 - age, 1e9 - age))
             Path(f"{library}.lock").touch()
-    monkeypatch.setattr(native_build, "build", lambda _, library: library.write_bytes(b"built"))
+    monkeypatch.setattr(native_build, "build", lambda _, library: _make(library))
     built = find_library(AVX512)
     kept = {f"octavo-avx512-{age:016x}.so" for age in range(1, 9)} | {built.name}
     assert {path.name for path in folder.glob("octavo-avx512-*.so")} == kept
@@ -147,7 +190,7 @@ def test_a_compiler_that_fails_is_quoted(home: Path, tmp_path: Path, monkeypatch
     assert [path.suffix for path in (home / "kernels").iterdir()] == [".lock"]
     works = 'while [ "$1" != -o ]; do shift; done; echo made >"$2"'
     monkeypatch.setenv("CXX", str(_compiler(tmp_path / "cxx", works)))
-    assert find_library(GENERIC).read_text() == "made\n"
+    assert find_library(GENERIC).read_bytes().startswith(b"made\n")
 
 
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 from tokenizer_samples import BOS_ID, END_OF_TURN_ID, EOS_ID, TokenizerSample, all_samples, byte_level
 
-from gateway.tokenizer import LONG_TEXT, Tokenizer
+from gateway.tokenizer import HUGE_TEXT, LONG_TEXT, Tokenizer
 from octavo.models.errors import ModelError
+
+TIMEOUT = 30.0
 
 
 @pytest.fixture
@@ -88,3 +91,36 @@ def test_file_that_is_no_tokenizer(tmp_path: Path, executor: ThreadPoolExecutor)
     path.write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json is no tokenizer"):
         Tokenizer(path, 10, executor)
+
+
+@pytest.mark.asyncio
+async def test_huge_texts_leave_a_thread_to_the_others(tmp_path: Path) -> None:
+    """However many of them are asked for, by clients that leave again too, one is at work at a time; a long text has
+    its thread beside them.
+    """
+    go_on = threading.Event()
+    running: list[int] = []
+    most = 0
+
+    def huge(index: int) -> int:
+        nonlocal most
+        running.append(index)
+        most = max(most, len(running))
+        assert go_on.wait(TIMEOUT)
+        running.remove(index)
+        return index
+
+    with ThreadPoolExecutor(2) as threads:
+        tokenizer = open_tokenizer(byte_level(), tmp_path, threads)
+        asked = [asyncio.create_task(tokenizer.run(HUGE_TEXT, lambda each=each: huge(each))) for each in range(6)]  # type: ignore[misc]
+        async with asyncio.timeout(TIMEOUT):
+            while not running:
+                await asyncio.sleep(0.001)
+            for left in asked[:2]:  # one at work, one that waits
+                left.cancel()
+            await asyncio.gather(*asked[:2], return_exceptions=True)
+            assert await tokenizer.run(HUGE_TEXT - 1, lambda: "long") == "long"
+            assert running == [0]
+            go_on.set()
+            assert await asyncio.gather(*asked[2:]) == [2, 3, 4, 5]
+    assert most == 1

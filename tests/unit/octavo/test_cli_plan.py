@@ -10,7 +10,7 @@ import psutil
 import pytest
 from gguf_samples import byte_level_metadata, write_gguf
 
-from octavo.local.plan import CellPlan, PlanError, PlanOptions, plan_cell
+from octavo.local.plan import BadSettingError, CellPlan, PlanError, PlanOptions, check_settings, plan_cell
 from octavo.models import PreparedModel, open_prepared
 from octavo.models.prepare import prepare
 from octavo.rpc.settings import Settings, read
@@ -214,3 +214,19 @@ def is_free(port: int) -> bool:
     """Tell whether nobody listens on a port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_passes_that_nothing_has_are_refused_before_anything_starts() -> None:
+    """With those there are; where there are operators of the user's own, these may have the name."""
+    for passes in ("all,-views,-veiws", "veiws"):
+        with pytest.raises(BadSettingError, match="--passes: 'veiws' is none of all, none, merge_qkv"):
+            check_settings(PlanOptions(extra={"passes": passes}), {})
+    check_settings(PlanOptions(extra={"passes": "veiws", "ops": "my.ops"}), {})
+    check_settings(PlanOptions(extra={"passes": "none, views"}), {})
+
+
+def test_an_address_of_another_machine_is_the_fault_of_bind(model: PreparedModel) -> None:
+    """And not of the ports, none of which would do."""
+    with pytest.raises(PlanError, match="--bind") as raised:
+        plan_cell(model, PlanOptions(bind="192.0.2.1", **FREE), {})
+    assert "--gateway-port" not in str(raised.value)

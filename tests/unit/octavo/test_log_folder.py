@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from octavo.local.log_folder import KEPT_RUNS, log_folder
+from octavo.local.plan import PlanError
 
 TIMEOUT = 30.0
 HOLD = """
@@ -35,6 +38,15 @@ def test_logs_of_the_last_ten_ended_runs_are_kept(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == KEPT_RUNS + 2
     assert names(tmp_path)[0] == "20200112-000000-1"
     assert {newest.name, "note.txt"} <= set(names(tmp_path))
+
+
+def test_a_home_without_room_for_logs_is_named(tmp_path: Path) -> None:
+    """Where nothing can be made, or a file is in the way: the place, the system's word, and what to set."""
+    (tmp_path / "file").touch()
+    for home, why in ((Path("/proc/octavo"), "No such file"), (tmp_path / "file", "Not a directory")):
+        with pytest.raises(PlanError, match=f"logs cannot be kept in {home}/logs: {why}") as caught, log_folder(home):
+            pass
+        assert "OCTAVO_HOME" in (caught.value.hint or "")
 
 
 def test_logs_of_a_run_that_goes_on_are_kept(tmp_path: Path) -> None:

@@ -88,6 +88,61 @@ async def test_some_names_can_be_asked_for(page: tuple[CollectorRegistry, Metric
 
 
 @pytest.mark.asyncio
+async def test_a_format_that_nobody_knows_is_the_plain_one(page: tuple[CollectorRegistry, MetricsServer]) -> None:
+    """A version that is no number, as of a scraper to come, is no failure of the scrape."""
+    registry, server = page
+    Counter("a", "a counter", registry=registry).inc()
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics")
+    request.add_header("accept", "application/openmetrics-text; version=abc")
+
+    def fetch() -> tuple[str, str]:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.headers["content-type"], response.read().decode()
+
+    content_type, text = await asyncio.to_thread(fetch)
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert "a_total 1.0" in text
+
+
+@pytest.mark.asyncio
+async def test_connections_left_open_keep_no_thread(
+    page: tuple[CollectorRegistry, MetricsServer], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a thread, which ends where nothing comes for a while, before a request and within one; nothing is
+    printed.
+    """
+    _, server = page
+    monkeypatch.setattr(server._server.RequestHandlerClass, "timeout", 0.2)
+    before = set(threading.enumerate())
+    opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(4)]
+    for _, writer in opened[:2]:
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: ")
+    async with asyncio.timeout(30):
+        for reader, writer in opened:
+            assert await reader.read() == b""
+            writer.close()
+        while set(threading.enumerate()) - before:
+            await asyncio.sleep(0.01)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_cannot_be_taken_is_not_tried_at_once(
+    page: tuple[CollectorRegistry, MetricsServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where descriptors have run out: the thread would take a whole core from the event loop."""
+    _, server = page
+    pauses: list[float] = []
+    monkeypatch.setattr("octavo.rpc.metrics.time.sleep", pauses.append)
+    server._server.socket.settimeout(0)
+    with pytest.raises(OSError, match="unavailable"):
+        server._server.get_request()
+    assert len(pauses) == 1
+    assert pauses[0] > 0
+    server._server.socket.settimeout(None)
+
+
+@pytest.mark.asyncio
 async def test_a_taken_port_is_named_with_its_flag() -> None:
     """The error says which address and which flag; after it nothing listens and no thread is left."""
     before = set(threading.enumerate())

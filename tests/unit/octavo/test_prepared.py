@@ -13,11 +13,14 @@ from gguf_samples import byte_level_metadata, write_gguf
 from octavo.models import ModelError, open_prepared
 from octavo.models.prepare import prepare
 
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}\n…".encode()
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A prepared GGUF file."""
-    path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
+    metadata = byte_level_metadata(**{"tokenizer.chat_template": TEMPLATE.decode()})
+    path = write_gguf(tmp_path / "m.gguf", metadata)
     prepare(str(path))
     return path
 
@@ -30,6 +33,13 @@ def test_what_is_not_prepared_names_the_command(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
     with pytest.raises(ModelError, match="run `octavo pull smollm2-135m-instruct`"):
         open_prepared("smollm2-135m-instruct")
+
+
+def change(path: Path, old: str, new: str) -> None:
+    """Put something else into a file."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
 
 
 def damage_tokenizer(folder: Path) -> None:
@@ -62,6 +72,13 @@ def no_hash(folder: Path) -> None:
         (lambda folder: (folder / "manifest.json").write_text('{"format": 1}'), "is damaged"),
         (lambda folder: (folder / "generation_config.json").unlink(), "cannot read"),
         (lambda folder: (folder / "generation_config.json").write_text("{}"), "is damaged"),
+        (lambda folder: change(folder / "generation_config.json", '"top_k": 0', '"top_k": 1e999'), "is damaged"),
+        (lambda folder: change(folder / "generation_config.json", '"top_k": 0', '"top_k": 1'), "not hold what was"),
+        (lambda folder: (folder / "generation_config.json").write_text("[" * 100_000), "cannot read"),
+        (lambda folder: change(folder / "manifest.json", '"vocab_size": ', '"vocab_size": 1e999, "v": '), "is damaged"),
+        (lambda folder: (folder / "chat_template.jinja").write_bytes(TEMPLATE[:20]), "not hold what was"),
+        (lambda folder: (folder / "chat_template.jinja").write_bytes(TEMPLATE[:-1]), "cannot read"),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "not hold what was"),
     ],
 )
 def test_a_damaged_folder_is_refused_with_the_way_out(model: Path, harm: Callable[[Path], None], message: str) -> None:

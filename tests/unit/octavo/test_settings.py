@@ -138,7 +138,7 @@ def test_sizes(text: str, value: int) -> None:
     assert parse_bytes(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "4 apples", "-1", "1e9"])
+@pytest.mark.parametrize("text", ["", "GiB", "4 apples", "-1", "1e9", "9" * 400, "9999999TiB", "8388608TiB"])
 def test_bad_sizes(text: str) -> None:
     """What is no size is refused with an example of one."""
     with pytest.raises(ValueError, match="512MiB"):
@@ -156,6 +156,18 @@ def test_bad_addresses(text: str) -> None:
     """What cannot be dialled stops the gateway at its start: the transport would try it for ever, in silence."""
     with pytest.raises(SettingsError, match=r"--scheduler=.*host:port"):
         read(GatewaySettings, ["--model", "m", "--scheduler", text], {}, KNOWN)
+
+
+@pytest.mark.parametrize("settings_class", ALL_SETTINGS)
+@pytest.mark.parametrize("text", ["", " ", "127.0.0.1 ", "a\nb"])
+def test_an_empty_address_is_not_every_address(settings_class: type[Settings], text: str) -> None:
+    """`--bind "$ADDRESS"` of a variable that is not set would listen to the whole network."""
+    variable = variable_of(settings_class, "bind")
+    given = [] if settings_class is SchedulerSettings else ["--model", "m"]
+    for argv, environ in ((["--bind", text], {}), ([], {variable: text})):
+        with pytest.raises(SettingsError, match=rf"(--bind|{variable})=.*must be an address such as 127.0.0.1"):
+            read(settings_class, [*given, *argv], environ, KNOWN)
+    assert read(settings_class, [*given, "--bind", "[::]"], {}, KNOWN).bind == "[::]"  # type: ignore[attr-defined]
 
 
 def test_switch_needs_no_value() -> None:

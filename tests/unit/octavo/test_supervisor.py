@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from octavo.local import supervisor as supervisor_module
+from octavo.local.child import Child
 from octavo.local.log_lines import last_lines, readable
 from octavo.local.plan import CellPlan, ServicePlan
 from octavo.local.probe import wait_until_serving
@@ -107,6 +108,46 @@ async def test_a_service_that_dies_at_the_start_ends_it_with_its_last_words(tmp_
     assert str(tmp_path / "executor-0.log") in message
     assert "10:20:30.456 error no weights path=w.gguf" in message
     assert not [child for child in psutil.Process().children() if str(FAKE) in child.cmdline()]
+
+
+@pytest.mark.asyncio
+async def test_a_system_that_has_nothing_left_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What killed a service, such as memory that ran out, may refuse its successor too: the cell goes on meanwhile, and
+    the service comes back. A report that cannot be made ends the run with its own error.
+    """
+    monkeypatch.setattr(supervisor_module, "FIRST_PAUSE", 0.01)
+    report = Report()
+    supervisor = make(tmp_path, report, fake_plan(tmp_path))
+    await asyncio.wait_for(supervisor.start(), TIMEOUT)
+    running = asyncio.create_task(supervisor.run())
+    before = supervisor.pids()
+    refusals = iter(["Cannot allocate memory", "Too many open files"])
+    start = Child.start
+
+    async def start_at_last(child: Child) -> None:
+        if (why := next(refusals, None)) is not None:
+            raise OSError(12, why)
+        await start(child)
+
+    monkeypatch.setattr(Child, "start", start_at_last)
+    os.kill(before["executor-0"], signal.SIGKILL)
+    await report.until("executor-0 is back")
+    assert [line for line in report.lines if "could not be started" in line] == [
+        "executor-0 could not be started: Cannot allocate memory",
+        "executor-0 could not be started: Too many open files",
+    ]
+    after = supervisor.pids()
+    assert [name for name in NAMES if before[name] != after[name]] == ["executor-0"]
+
+    def closed(line: str) -> None:
+        raise BrokenPipeError(line)
+
+    monkeypatch.setattr(supervisor, "_report", closed)
+    os.kill(after["executor-1"], signal.SIGKILL)
+    with pytest.raises(BrokenPipeError):
+        await asyncio.wait_for(running, TIMEOUT)
+    monkeypatch.setattr(supervisor, "_report", report)
+    await supervisor.stop()
 
 
 @pytest.mark.asyncio

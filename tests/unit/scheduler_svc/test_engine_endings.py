@@ -11,6 +11,7 @@ from cells import Cell, make_cell
 from fakes import make_record, make_spec, undisturbed
 
 from octavo.rpc.errors import ServiceError
+from scheduler_svc.batch import RowStatus
 from scheduler_svc.request_record import ChoiceEnd, ChoiceRecord, FinishReason, RequestRecord
 
 CANCELLED = ChoiceEnd(FinishReason.CANCELLED)
@@ -249,6 +250,29 @@ def test_b10_results_for_what_is_gone_are_dropped() -> None:
     cell.deliver(1, late)
     assert cell.engine.load().num_requests == 0
     assert cell.gateway.ends[record.id, 0] == CANCELLED
+
+
+@pytest.mark.parametrize("status", [RowStatus.NAN, RowStatus.BAD_INPUT])
+def test_choices_that_fail_in_one_step_end_their_request_once(status: RowStatus) -> None:
+    """B5: of three choices two fail and one ends in the same step; a request beside them runs on."""
+    cell = make_cell(make_spec(), depth=2)
+    record = make_record(1, max_tokens=2, choices=[ChoiceRecord()] * 3)
+    other = make_record(2, max_tokens=6)
+    cell.submit(record)
+    cell.submit(other)
+    cell.schedule()
+    cell.run()
+    batch = cell.schedule()
+    assert batch is not None
+    bad = [row.handle for row in batch.rows][:2]
+    cell.run(row_statuses=dict.fromkeys(bad, status))
+    error = cell.gateway.done[record.id].error
+    assert error is not None
+    load = cell.engine.load()
+    assert (load.num_failed, load.num_requests) == (1, 1)
+    cell.settle()
+    assert cell.gateway.tokens[other.id, 0] == undisturbed(other, 0)[0]
+    assert cell.engine.load().kv_usage == 0.0
 
 
 @pytest.mark.parametrize("reach", STATES, ids=lambda reach: reach.__name__)

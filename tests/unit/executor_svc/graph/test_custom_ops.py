@@ -116,6 +116,18 @@ def test_an_inner_value_that_others_take_is_no_match(root: Path) -> None:
     assert counts == [1, 4]
 
 
+def _zeros(dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+    return [(torch.ones(2, 3, dtype=dtype), torch.zeros(2, 3, dtype=dtype))]
+
+
+def _sums(x: Any, y: Any) -> Any:
+    return (h := ops.add(x, y), ops.add(h, y))
+
+
+def _in_one(*results: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.stack(results))
+
+
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("differs from the reference by up to 1", {"cpu": lambda x, y: x + y + y + 1}),
     ("example 0: ValueError: no", {"cpu": lambda x, y: (_ for _ in ()).throw(ValueError("no"))}),
@@ -129,10 +141,29 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("there is no example", {"examples": lambda dtype: []}),
     ("its examples cannot be made", {"examples": lambda dtype: 1 / 0}),
     ("differs from the reference by up to inf", {"cpu": lambda x, y: (x + y + y) * torch.inf}),
+    ("example 0: must be a tuple of arguments, is a int", {"examples": lambda dtype: [3]}),
+    ("example 0: must be a tuple of arguments, is a Tensor", {"examples": lambda dtype: [torch.ones(2, 3)]}),
+    ("no finite number in any example", {"examples": lambda dtype: [(torch.ones(0, 3), torch.ones(0, 3))]}),
+    ("no finite number in any example", {"examples": lambda dtype: [(torch.full((2, 3), torch.nan),) * 2]}),
+    ("does not compute what its pattern stands for", {"reference": torch.add, "cpu": torch.add}),
+    ("the reference gives [2], its pattern [2, 3]", dict.fromkeys(("reference", "cpu"), lambda x, y: (x + y).sum(1))),
+    ("is torch.float64, and the model goes on with", dict.fromkeys(("reference", "cpu"), lambda x, y: x.double() + y)),
+    ("result 0 is not contiguous", {"cpu": lambda x, y: (x + y + y).t().contiguous().t()}),
+    ("each result of a pattern is that of an op", {"pattern": lambda x, y: (x, ops.add(x, y))}),
+    ("and no two are the same", {"pattern": lambda x, y: (h := ops.add(x, y), h)}),
+    ("no op whose effect would be lost", {"pattern": lambda x, y: ops.write_kv(x, y, x, y, x)}),
+    (
+        "result 0 lies in the memory of argument 0",
+        {"pattern": ops.add, "reference": lambda x, y: x + y, "examples": _zeros, "cpu": lambda x, y: x.view(2, 3)},
+    ),
+    (
+        "result 1 lies in the memory of result 0",
+        {"pattern": _sums, "reference": lambda x, y: (x + y, x + y + y), "cpu": lambda x, y: _in_one(x + y, x + y + y)},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("message", "changed"), WRONG, ids=[message for message, _ in WRONG])
+@pytest.mark.parametrize(("message", "changed"), WRONG)
 def test_a_wrong_operator_is_refused_when_it_is_loaded(
     kernels: KernelSet, message: str, changed: dict[str, Any]
 ) -> None:
@@ -141,6 +172,41 @@ def test_a_wrong_operator_is_refused_when_it_is_loaded(
         _bound(replace(OP, **changed), kernels)
     assert message in str(caught.value)
     assert _bound(OP, kernels).name == "double_add"
+
+
+def test_what_goes_wrong_in_the_model_names_the_operator(root: Path, kernels: KernelSet) -> None:
+    """A version that passes on its examples and fails on the model's own shapes, or gives others: compiled kernels
+    behind it would read memory that is not theirs.
+    """
+
+    def examples(dtype: torch.dtype) -> list[tuple[Any, ...]]:
+        return [(torch.ones(2, 3, dtype=dtype), torch.ones(2, 3, dtype=dtype), torch.ones(3, dtype=dtype), 1e-6)]
+
+    def pattern(x: Any, y: Any, weight: Any, eps: Any) -> Any:
+        h = ops.add(x, y)
+        return h, ops.rms_norm(h, weight, eps)
+
+    reference_kernels = build_kernels("reference")
+
+    def reference(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return x + y, reference_kernels.rms_norm(x + y, weight, eps)
+
+    def fails(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        if x.shape[1] != 3:
+            raise ValueError("three columns")
+        return reference(x, *others)
+
+    def cuts(*arguments: Any) -> tuple[Tensor, Tensor]:
+        h, y = reference(*arguments)
+        return h, y[:, :3].contiguous()
+
+    one = replace(OP, pattern=pattern, reference=reference, examples=examples, cpu=reference)
+    folder = saved_folder(root, FIRSTS[0])
+    assert logits_of(load(folder, FIRSTS[0], kernels, (_bound(one, kernels), *PASSES))).isfinite().all()
+    for cpu, message in ((fails, "ValueError: three columns"), (cuts, r"result 1 is .*, 3\] with .* goes on with")):
+        own = _bound(replace(one, cpu=cpu), kernels)
+        with pytest.raises(CustomOpError, match=f"double_add: {message}"):
+            logits_of(load(folder, FIRSTS[0], kernels, (own, *PASSES)))
 
 
 def test_sources_that_cannot_be_compiled_are_named(tmp_path: Path, kernels: KernelSet) -> None:
@@ -155,6 +221,33 @@ def test_sources_that_cannot_be_compiled_are_named(tmp_path: Path, kernels: Kern
     bare.write_text("int f() { return 1; }\n")
     with pytest.raises(CustomOpError, match=r"bare.cpp does not include octavo_op.h"):
         _bound(replace(OP, cpu=Cpp(bare, lambda library: _reference)), kernels)
+    missing = tmp_path / "missing.cpp"
+    missing.write_text('#include "octavo_op.h"\nint nobody_has_it();\nint f() { return nobody_has_it(); }\n')
+    with pytest.raises(CustomOpError, match=r"missing.cpp compiles, and cannot be loaded: .*nobody_has_it"):
+        _bound(replace(OP, cpu=Cpp(missing, lambda library: _reference)), kernels)
+    empty = tmp_path / "empty.cpp"
+    empty.write_text('#include "octavo_op.h"\n')
+    with pytest.raises(CustomOpError, match=r"double_add: AttributeError: .*double_add"):
+        _bound(replace(OP, cpu=Cpp(empty, lambda library: library.function("double_add"))), kernels)
+
+
+def test_a_library_that_was_cut_short_is_compiled_again(
+    tmp_path: Path, kernels: KernelSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a full disk or a crash left of it is never loaded."""
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "home"))
+    source = tmp_path / "whole.cpp"
+    source.write_text('#include "octavo_op.h"\n')
+    one = replace(OP, cpu=Cpp(source, lambda library: _reference))
+    _bound(one, kernels)
+    (library,) = (tmp_path / "home" / "kernels").glob("op-whole-*.so")
+    whole = library.read_bytes()
+    # Another file of its name: what this process has loaded is mapped.
+    cut = tmp_path / "cut"
+    cut.write_bytes(whole[: len(whole) // 2])
+    cut.replace(library)
+    _bound(one, kernels)
+    assert library.stat().st_size >= len(whole) // 2 + 100
 
 
 CUDA_SOURCE = """
@@ -232,10 +325,16 @@ def test_modules_without_operators_are_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "ops_failing.py").write_text("1 / 0\n")
     (tmp_path / "ops_empty.py").write_text("OPS = []\n")
+    names = ("all", "two words", "views", 5)
+    for index, name in enumerate(names):
+        (tmp_path / f"ops_named_{index}.py").write_text(
+            f"from executor_svc.graph.custom import CustomOp\nOPS = [CustomOp({name!r}, '', 0, 0, 0)]\n"
+        )
     for module, message in (
         ("ops_nowhere", "ModuleNotFoundError"),
         ("ops_failing", "ZeroDivisionError"),
         ("ops_empty", "has no list OPS of CustomOp"),
+        *((f"ops_named_{index}", f"op name {name!r} must be") for index, name in enumerate(names)),
     ):
         with pytest.raises(CustomOpError, match=message):
             load_ops(module)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest.mock import ANY
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +18,7 @@ from executor_svc.graph.drawing import draw
 from executor_svc.graph.optimize import PASSES, choose_passes, optimize
 from executor_svc.inspection.graph_report import graph_report
 from executor_svc.kernels import build_kernels
+from octavo.local.executor_query import ask_executor
 
 
 def test_buffers_of_a_graph_that_can_be_counted_by_hand() -> None:
@@ -90,3 +93,26 @@ def test_the_report_has_what_each_pass_did(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "graph.svg").read_text().startswith("<svg")
     with pytest.raises(ValueError, match="merge_everything"):
         graph_report(str(folder), "merge_everything", None, "float32", None)
+
+
+def test_what_a_module_of_operators_prints_is_no_part_of_the_answer(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Python or past it, at its import or in an op: the answer is JSON, and an operator that is refused is told."""
+    (tmp_path / "ops_printing.py").write_text(
+        "import os, torch\n"
+        "from executor_svc.graph import ops\n"
+        "from executor_svc.graph.custom import CustomOp\n"
+        "print('hello')\n"
+        "os.write(1, b'there')\n"
+        "OPS = [CustomOp('twice', '', lambda x, y: ops.add(ops.add(x, y), y), lambda x, y: x + y + y,\n"
+        "    lambda dtype: [(torch.ones(2, 3, dtype=dtype),) * 2], cpu=lambda x, y: print('x') or x + y + y)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path = [str(Path(__file__).parents[4]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    question = ["graph", str(saved_folder(root, FIRSTS[0])), "--dtype=float32", "--ops=ops_printing"]
+    answer = ask_executor(*question)
+    assert answer["passes"][0] == {"name": "twice", "description": "", "on": True, "matches": 0, "nodes": ANY}
+    wrong = ask_executor(*question, "--passes=thrice")
+    assert "'thrice' is none of twice, merge_qkv" in wrong["problem"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -162,6 +164,10 @@ async def test_bounds_of_what_is_read(prepared: PreparedModel, monkeypatch: pyte
             for start in range(0, len(large), 1000):
                 yield large[start : start + 1000]
 
+        encoded = await http.post("/v1/completions", content=gzip.compress(fits), headers={"content-encoding": "gzip"})
+        assert (encoded.status_code, encoded.json()["error"]["code"]) == (415, "body_encoded")
+        plain = await http.post("/v1/completions", content=fits, headers={"content-encoding": "identity"})
+        assert plain.status_code == 200
         for content in (large, in_pieces()):
             refused = await http.post("/v1/completions", content=content)
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
@@ -174,6 +180,45 @@ async def test_bounds_of_what_is_read(prepared: PreparedModel, monkeypatch: pyte
         with contextlib.suppress(ConnectionResetError):
             await writer.wait_closed()
         assert (await http.get("/health")).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_clients_that_left_without_a_word_are_not_waited_for(
+    prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection without a request, one whose headers never end though bytes of them come, the same behind an answer,
+    and a body that never ends: all are closed, the last after a 408. An answer takes as long as it takes.
+    """
+    monkeypatch.setattr("gateway.http.protocol.HEAD_TIMEOUT", 0.3)
+    monkeypatch.setattr("gateway.http.caller.BODY_TIMEOUT", 0.3)
+    scheduler = FakeScheduler(auto=False)
+    async with served(prepared, scheduler) as (stack, http), asyncio.timeout(TIMEOUT):
+        slow_answer = asyncio.create_task(http.post("/v1/completions", json={**COMPLETION, "max_tokens": 2}))
+        await scheduler.wait_received("submit")
+        post = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        health = b"GET /health HTTP/1.1\r\nhost: a\r\n"
+
+        async def end_of(sent: bytes, drip: bytes = b"") -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.http_port)
+            writer.write(sent)
+            reading = asyncio.create_task(reader.read())
+            with contextlib.suppress(ConnectionError):
+                while drip and not (await asyncio.wait({reading}, timeout=0.05))[0]:
+                    writer.write(drip)
+                read = await reading
+            writer.close()
+            return read
+
+        assert await end_of(b"") == b""
+        assert await end_of(post) == await end_of(post, b"x: y\r\n") == b""
+        assert (await end_of(health + b"\r\n" + health, b"x: y\r\n")).startswith(b"HTTP/1.1 200 ")
+        answer = await end_of(post + b'content-length: 99\r\nconnection: close\r\n\r\n{"prompt": ', b" ")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"body_too_slow"' in answer
+        assert not slow_answer.done()
+        scheduler.step()
+        scheduler.step()
+        assert (await slow_answer).status_code == 200
 
 
 @pytest.mark.asyncio
@@ -191,11 +236,24 @@ async def test_paths_and_methods(prepared: PreparedModel) -> None:
         wrong = await http.get("/v1/completions")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert wrong.json()["error"]["code"] == "method_not_allowed"
+        for path in ("/v1/models/", "/v1/models//"):
+            assert (await http.get(path)).status_code == 404
         unknown = await http.get("/v1/models/nobody")
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
         assert (await http.get("/version")).json()["version"]
         assert "/v1/chat/completions" in (await http.get("/openapi.json")).json()["paths"]
         assert "openapi.json" in (await http.get("/docs")).text
+
+
+@pytest.mark.asyncio
+async def test_an_offer_of_another_protocol_is_left(prepared: PreparedModel, caplog: pytest.LogCaptureFixture) -> None:
+    """Java's client offers HTTP/2 with every request: the answer is HTTP/1.1's, and no log fills."""
+    async with served(prepared) as (_, http):
+        with caplog.at_level(logging.INFO):
+            for protocol in ("h2c", "websocket"):
+                told = await http.get("/version", headers={"connection": "upgrade", "upgrade": protocol})
+                assert told.status_code == 200
+        assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 @pytest.mark.asyncio
@@ -209,6 +267,8 @@ async def test_one_metrics_page(prepared: PreparedModel) -> None:
         series = [line for line in page.text.splitlines() if line.startswith("octavo_requests_accepted_total")]
         assert series == [f'octavo_requests_accepted_total{{model="{prepared.name}"}} 1.0']
         assert value_of(other, "octavo_requests_accepted_total") == 1
+        odd = await http.get("/metrics", headers={"accept": "application/openmetrics-text; version=abc"})
+        assert (odd.status_code, odd.headers["content-type"]) == (200, page.headers["content-type"])
         only = await http.get("/metrics", params={"name[]": "octavo_requests_live"})
         assert {line.split("{")[0] for line in only.text.splitlines() if line[0] != "#"} == {"octavo_requests_live"}
 

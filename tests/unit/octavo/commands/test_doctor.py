@@ -24,7 +24,7 @@ from octavo.client.discovery import ADMIN, GATEWAY, Api, local_addresses
 from octavo.commands.doctor import report
 from octavo.models.catalog import DEFAULT_MODEL
 from octavo.models.location import models_folder
-from octavo.models.manifest import GenerationConfig, Manifest, WeightFile, write_files
+from octavo.models.manifest import GenerationConfig, Manifest, WeightFile, revision_of, write_files
 from octavo.rpc.settings import variable_of
 from octavo.settings import GatewaySettings
 from octavo.terminal.checks import ports, software
@@ -59,8 +59,10 @@ def write_model(folder: Path) -> None:
     digest = hashlib.sha256(tokenizer).hexdigest()
     (folder / "octavo").mkdir(parents=True)
     (folder / file.name).write_bytes(weights)
-    manifest = Manifest("m", "0" * 64, digest, "..", (file,), vocab_size=8, max_position_embeddings=8)
-    write_files(folder / "octavo", manifest, tokenizer, None, GenerationConfig(eos_token_ids=(2,)))
+    generation = GenerationConfig(eos_token_ids=(2,))
+    revision = revision_of((file,), tokenizer, None, generation)
+    manifest = Manifest("m", revision, digest, "..", (file,), vocab_size=8, max_position_embeddings=8)
+    write_files(folder / "octavo", manifest, tokenizer, None, generation)
 
 
 def by_subject(findings: Sequence[Finding]) -> dict[str, Finding]:
