@@ -1,7 +1,8 @@
 """Checks and measures the Triton set on the GPU at hand: gpu_check.py OUT writes JSON, a picture and a table into OUT.
 
-Needs torch from 2.11 built for CUDA and Triton from 3.6, downloads nothing, and takes less than nine minutes. Without a
-GPU it makes the checks that need none, says so, and ends with 0.
+Needs torch from 2.11 built for CUDA and Triton from 3.6, downloads nothing, and takes less than nine minutes, two more
+where there are two GPUs: then an executor of two ranks is checked; with one it says that none is. Without a GPU it
+makes the checks that need none, says so, and ends with 0.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import service_rates as services
 from gpu_report import draw, table
 from kernel_checks import check_kernels
 from random_decoder import SHAPES, TINY, RandomDecoder, greedy
+from rank_checks import RANKS, rank_problems
 from runner_checks import runner_problems
 from step_times import as_rows, attention_times, measure_rates, step_times
 
@@ -115,6 +117,17 @@ def check_runner(report: Report, kernels: KernelSet, device: torch.device) -> No
             report.fail(problem)
 
 
+def check_ranks(report: Report) -> None:
+    """Compare an executor of two ranks, each on a GPU, with the CPU."""
+    if (count := torch.cuda.device_count()) < RANKS:
+        report.note(f"{RANKS} ranks with NCCL: not checked, as there is {count} GPU; it takes {RANKS}")
+        return
+    report.say(f"the tokens of {RANKS} ranks with NCCL against the CPU's, float32")
+    with tempfile.TemporaryDirectory() as folder:
+        for problem in rank_problems(Path(folder), "cuda"):
+            report.fail(problem)
+
+
 def measure_services(report: Report, device: torch.device, deadline: float) -> None:
     """Measure tokens per second through the three services, with graphs and without."""
     report.say("through the three services")
@@ -184,6 +197,7 @@ def run(report: Report, device: torch.device) -> None:
     parts: list[Callable[[], None]] = [
         lambda: check_results(report, kernels, device),
         lambda: check_runner(report, kernels, device),
+        lambda: check_ranks(report),
         lambda: measure_services(report, device, started + TIME_LIMIT),
         lambda: measure(report, kernels, device, started + TIME_LIMIT),
     ]

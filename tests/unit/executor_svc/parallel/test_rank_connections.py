@@ -256,7 +256,6 @@ def test_torchrun_s_variables_are_the_place() -> None:
 @pytest.mark.parametrize(
     ("flags", "variables", "message"),
     [
-        (["--device", "cuda"], {}, "--tensor-parallel 4: with --device cuda an executor runs on one GPU"),
         ([], {"RANK": "0", "WORLD_SIZE": "2"}, r"--tensor-parallel 4: 2 ranks were started \(WORLD_SIZE\)"),
         ([], {"RANK": "0"}, "WORLD_SIZE=: must be a number of at least 1"),
         ([], {"RANK": "4", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a"}, "RANK=4: .* from 0 to 3"),
