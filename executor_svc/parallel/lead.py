@@ -141,6 +141,7 @@ class Follower:
         self._pages = pages
         self._device = device
         self._graphs: list[Graph] = []
+        self._has_ended = False
 
     @property
     def num_blocks(self) -> int:
@@ -150,8 +151,9 @@ class Follower:
     def follow(self, until: Kind = Kind.END) -> None:
         """Return once rank 0 tells `until`, or END. On a device the caller makes a stream the current one."""
         with torch.inference_mode():
-            while True:
+            while not self._has_ended:
                 kind, message = self._ranks.watch.received.get()
+                self._has_ended = kind is Kind.END
                 if kind in (until, Kind.END):
                     return
                 with guarded(self._ranks.watch, self._ranks.share.rank):

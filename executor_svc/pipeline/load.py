@@ -14,6 +14,7 @@ from executor_svc.device import Device
 from executor_svc.kernels import KernelSet
 from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.models import CausalLM, LoadedModel
+from executor_svc.parallel.lead import LeadingModel
 from executor_svc.pipeline.graphs import graph_sizes
 from executor_svc.pipeline.leading import Leading
 from executor_svc.pipeline.profile import Profile, measure, size
@@ -56,7 +57,7 @@ def load_runner(
     # Weights came on streams of the threads that loaded them.
     device.synchronize()
     captures = not plan.is_eager and can_be_captured(model, kernels)
-    runs = model if leading is None else leading.model
+    runs: LoadedModel | LeadingModel = model if leading is None else leading.model
     most = limits_of(UNLIMITED)
     profile = measure(runs, model.config, kernels, most, dtype, device, has_graphs=captures)
     left = profile.kv_memory(plan.memory_share)

@@ -233,8 +233,12 @@ def test_what_an_op_changes_in_place_is_done_again_by_a_graph(device: FakeDevice
     kernels = device.watch.kernels(build_kernels("reference"))
     with device.on(device.compute):
         one, total = _zeros(device) + 1, _zeros(device)
-        kernels.add_to(one, total)
-        graph = device.capture(lambda: [kernels.add_to(one, total)] and None)
+
+        def launch() -> None:
+            kernels.add_to(one, total)
+
+        launch()
+        graph = device.capture(launch)
         for _ in range(3):
             graph.replay()
         fetched = device.fetch(total)

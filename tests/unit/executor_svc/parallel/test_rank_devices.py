@@ -215,8 +215,10 @@ def test_three_devices_whose_norms_are_of_all_ranks(tmp_path: Path) -> None:
 def test_all_hold_what_the_poorest_device_can(tmp_path: Path) -> None:
     """The second card has less memory than the first: both have the KV blocks that fit there."""
     save_variation(tmp_path, _BY_ID["Llama, biases"])
-    plan, limits_of = DevicePlan(0.9, None, True), _limits_of(tmp_path, 2)
-    held = {}
+    plan, held = DevicePlan(0.9, None, True), {}
+
+    def limits_of(kv_memory: int) -> Limits:
+        return replace(LIMITS, num_blocks=min(LIMITS.num_blocks, kv_memory >> 16))
 
     def lead(rank: _Rank) -> None:
         leading = Leading(rank.model, rank.ranks, rank.device)
