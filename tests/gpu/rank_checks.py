@@ -30,6 +30,7 @@ from executor_svc.parallel.place import find_place
 from executor_svc.parallel.start import start_ranks
 from executor_svc.pipeline.runner import PipelinedRunner
 from executor_svc.ranks_plan import RanksPlan
+from octavo.models import open_prepared
 from octavo.rpc.stages import Stages
 from octavo.settings import ExecutorSettings
 
@@ -90,7 +91,9 @@ def _compare(folder: Path, device: str, *, graphs: bool) -> dict[str, Any]:
         run = Ahead(runner).run if isinstance(runner, PipelinedRunner) else runner.run
         with torch.inference_mode():
             found = _outputs(run, runner.limits, depth=2, chunk=20)
-            whole = load_weights(folder, torch.float32, torch.device("cpu"), build_kernels("reference"))
+            whole = load_weights(
+                open_prepared(str(folder)).weights, torch.float32, torch.device("cpu"), build_kernels("reference")
+            )
             expected = _outputs(make_plain(LIMITS, whole).run, LIMITS)
     finally:
         load.stop()
