@@ -17,6 +17,7 @@ import torch
 from paged import ragged_metadata
 from ranks import connections
 
+from executor_svc.load import Load
 from executor_svc.parallel.connect import RanksError, connect
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.lead import ConnectedRanks
@@ -201,6 +202,27 @@ def test_a_rank_that_cannot_start_says_why(caplog: pytest.LogCaptureFixture) -> 
     assert not ended[1].is_set()
     assert "rank 1 could not start: no memory" in [getattr(each, "fields", {}).get("reason") for each in caplog.records]
     watches[0].close()
+
+
+@pytest.mark.parametrize("failure", [None, "the device of rank 0 has failed"])
+def test_a_rank_0_whose_device_has_failed_ends_the_others(
+    failure: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once, for they may wait in what it will not do; told to stop, it ends them in order."""
+    watches, ended = _watches(2)
+    nothing: Any = None
+    load = Load(_settings(), nothing, torch.float32, torch.device("cpu"), nothing, (), nothing)
+    load._ranks = ConnectedRanks(nothing, watches[0])
+    load.stop(failure)
+    if failure is None:
+        assert watches[1].received.get(timeout=TIMEOUT)[0] is Kind.END
+    else:
+        assert ended[1].wait(TIMEOUT)
+    reasons = [getattr(record, "fields", {}).get("reason") for record in caplog.records]
+    assert reasons == ([] if failure is None else [failure])
+    assert not ended[0].is_set()
+    for watch in watches:
+        watch.close()
 
 
 @pytest.mark.parametrize("has_host", [True, False])
