@@ -32,7 +32,7 @@ from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.models import CausalLM
 from executor_svc.models.loader import load_checkpoint
 from executor_svc.parallel.connect import connect
-from executor_svc.parallel.lead import ConnectedRanks, LeadingModel, follow
+from executor_svc.parallel.lead import ConnectedRanks, Follower, LeadingModel
 from executor_svc.parallel.messages import Kind
 from executor_svc.parallel.place import Place, find_place, take_cores
 from octavo.settings import ExecutorSettings
@@ -94,7 +94,7 @@ def _measure(kernels: KernelSet, ranks: ConnectedRanks | None, options: Options)
     for rows in options.rows:
         if ranks is not None and ranks.share.rank:
             # A step's own KV memory has the rank's heads; its inputs come from rank 0.
-            follow(model, Step.decode(model, rows).kv_cache, ranks)
+            Follower(model, Step.decode(model, rows).kv_cache, ranks).follow()
             continue
         leading = model if ranks is None else _Leading(model, ranks)
         step = Step.decode(leading, rows)

@@ -30,6 +30,8 @@ from octavo.rpc.stages import Stages, process_started
 from octavo.rpc.telemetry import configure_logging
 from octavo.settings import ExecutorSettings, load
 
+EXIT_REFUSED = 2
+"""Of a start that the settings, the model or a port do not allow."""
 SWITCH_INTERVAL = 0.0005
 """Seconds that one thread may run Python while another wants to; Python's own is 0.005. Whatever the event loop has to
 do at length, a page of metrics or the frame of a long prompt, holds up the device by no more than this.
@@ -62,15 +64,18 @@ def main() -> int:
     resume_gc()
     try:
         if place is not None and rank:
-            return run_follower(settings, place)
-        code = run(serve(settings, stages, None if place is None else RanksPlan(place, started)))
-        if code == EXIT_HUNG:
-            # Python would wait for the device thread.
-            logging.shutdown()
-            os._exit(code)
-        return code
+            code = run_follower(settings, place)
+        else:
+            code = run(serve(settings, stages, None if place is None else RanksPlan(place, started)))
     except (ModelError, ModelLoadError, PortTakenError, SettingsError) as error:
-        stop_with("executor", error)
+        print(f"executor: error: {error}", file=sys.stderr)
+        code = EXIT_REFUSED
+    # Python would wait for a device thread that hangs; and NCCL, of ranks on GPUs, for the graphs that it is part of.
+    if code == EXIT_HUNG or (place is not None and settings.device != "cpu"):
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -30,7 +30,9 @@ from executor_svc.memory import available_memory, default_kv_memory
 from executor_svc.metrics import Holdings
 from executor_svc.model_runner import ModelRunner
 from executor_svc.models import CausalLM, LoadedModel, ServedConfig, load_model, read_config
-from executor_svc.parallel.lead import ConnectedRanks, LeadingModel, follow
+from executor_svc.parallel.lead import ConnectedRanks, Follower, LeadingModel
+from executor_svc.pipeline.following import load_follower
+from executor_svc.pipeline.leading import Leading
 from executor_svc.pipeline.load import DevicePlan, load_runner, out_of_memory
 from executor_svc.pipeline.runner import PipelinedRunner
 from executor_svc.ranks_plan import RanksPlan
@@ -46,14 +48,19 @@ KERNELS_OF_DEVICE = {"cpu": "cpu", "cuda": "triton"}
 """The kernel set that a device is served with where none is named."""
 
 
-def torch_device(name: str) -> torch.device:
-    """Return the device. Raises SettingsError where it is not there, or will not do."""
+def torch_device(name: str, ranks: RanksPlan | None = None) -> torch.device:
+    """Return the device; of several ranks on a machine, each its own. Raises SettingsError where it is not there, or
+    will not do.
+    """
     device = torch.device(name)
     if device.type == "cuda":
+        if ranks is not None:
+            device = torch.device("cuda", ranks.place.local.rank)
         try:
             find_gpu(device)
         except GpuUnusableError as error:
-            raise SettingsError(f"--device {name}: {error}") from None
+            local = "" if ranks is None else f", rank {ranks.place.local.rank} of {ranks.place.local.size} on a machine"
+            raise SettingsError(f"--device {name}{local}: {error}") from None
     return device
 
 
@@ -100,7 +107,7 @@ def plan_load(
     Raises SettingsError and ModelError.
     """
     assert (ranks is None) == (settings.tensor_parallel == 1), "who starts a rank knows its place"
-    device = torch_device(settings.device)
+    device = torch_device(settings.device, ranks)
     if settings.profile_ops and device.type != "cpu":
         raise SettingsError("--profile-ops: ops are timed on the host, which a GPU does not wait for; set --device cpu")
     dtype = resolve_dtype(settings.dtype, device, cpu_features())
@@ -147,12 +154,15 @@ class Load:
         self._pages: KvPages | None = None
         self._ahead: InputsAhead | None = None
 
-    def stop(self) -> None:
-        """End what goes on beside the device thread. Idempotent."""
+    def stop(self, failure: str | None = None) -> None:
+        """End what goes on beside the device thread. Idempotent. `failure`: why other ranks must not wait for it."""
         if self._pages is not None:
             self._pages.stop()
         if self._ranks is not None:
-            self._ranks.watch.finish()
+            if failure is None:
+                self._ranks.watch.finish()
+            else:
+                self._ranks.watch.leave(failure)
             if self._ranks_plan is not None and self._ranks_plan.started is not None:
                 self._ranks_plan.started.wait()
             self._ranks.watch.close()
@@ -171,21 +181,40 @@ class Load:
         """Load the part of a rank that is not the first, and do what rank 0 tells until it ends. Raises what a load
         does.
         """
-        with self._all_or_none():
-            model = self._load_model()
+        with contextlib.ExitStack() as stack:
+            with self._all_or_none():
+                if self._device.type == "cpu":
+                    follower = self._follower(self._load_model())
+                else:
+                    device = open_accelerator(self._device)
+                    follower = self._following(self._load_on(device), device)
+                    stack.enter_context(device.on(device.compute))
+                self._stages.done("KV memory")
             assert self._ranks is not None  # its plan
-            assert isinstance(model, CausalLM)  # the loader: only these are divided
-            self._stages.done("weights")
-            limits = self._limits(model.config, self._free_memory())
-            kv_cache = self._take_kv_memory(model, limits)
-            self._stages.done("KV memory")
-        pages = self._pages = KvPages(kv_cache)
-        pages.start()
-        try:
-            follow(model, kv_cache, self._ranks, pages)
-        finally:
-            pages.stop()
-            self._ranks.watch.close()
+            stack.callback(self._ranks.watch.close)
+            if self._pages is not None:
+                self._pages.start()
+                stack.callback(self._pages.stop)
+            follower.follow()
+
+    def _follower(self, model: LoadedModel) -> Follower:
+        """Take KV memory on the host."""
+        assert self._ranks is not None  # its plan
+        assert isinstance(model, CausalLM)  # the loader: only these are divided
+        self._stages.done("weights")
+        limits = self._limits(model.config, self._free_memory())
+        kv_cache = self._take_kv_memory(model, limits)
+        self._pages = KvPages(kv_cache)
+        return Follower(model, kv_cache, self._ranks, pages=self._pages)
+
+    def _following(self, model: LoadedModel, device: Device) -> Follower:
+        """Take KV memory on an accelerator."""
+        assert self._ranks is not None  # its plan
+        assert isinstance(model, CausalLM)  # the loader: only these are divided
+        self._stages.done("weights")
+        plan, limits_of = self._device_plan(model)
+        block_size = self._settings.block_size
+        return load_follower(model, self.kernels, self.dtype, block_size, plan, limits_of, device, self._ranks)
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -203,10 +232,7 @@ class Load:
         started = time.monotonic()
         settings, dtype, device = self._settings, self.dtype, self._device
         accelerator = open_accelerator(device) if device.type != "cpu" else None
-        with contextlib.ExitStack() as stack:
-            if accelerator is not None:
-                stack.enter_context(out_of_memory(accelerator, "the weights", "--dtype, or take a smaller model"))
-            model = self._load_model()
+        model = self._load_model() if accelerator is None else self._load_on(accelerator)
         self.architecture, self.code = model.config.architecture, model.code
         if settings.deterministic and self.code != CausalLM.code:
             raise SettingsError(
@@ -227,6 +253,10 @@ class Load:
         self.holdings = Holdings(self._weights_bytes, load_seconds, limits.num_blocks - 1, kv_bytes)
         return runner
 
+    def _load_on(self, accelerator: Device) -> LoadedModel:
+        with out_of_memory(accelerator, "the weights", "--dtype, or take a smaller model"):
+            return self._load_model()
+
     def _load_model(self) -> LoadedModel:
         """Read the weights, on a device of whatever kind, once the ranks have come together where there are several."""
         settings = self._settings
@@ -242,7 +272,7 @@ class Load:
             # Said before the weights are read, which may take minutes. What is free is known only after that.
             self._limits(config, settings.kv_memory)
         if plan is not None:
-            self._ranks = plan.connect(settings, self.prepared, self.dtype, self.kernels, self.passes)
+            self._ranks = plan.connect(settings, self.prepared, self.dtype, self._device, self.kernels, self.passes)
             self._stages.done("ranks")
         longest, kernels = settings.max_model_len, self.kernels
         progress, ranks = self._progress, self._ranks
@@ -287,13 +317,19 @@ class Load:
 
     def _pipelined(self, model: LoadedModel, accelerator: Device) -> PipelinedRunner:
         """Take KV memory on an accelerator, capture graphs, and warm up."""
+        plan, limits_of = self._device_plan(model)
+        leading = None
+        if self._ranks is not None:
+            assert isinstance(model, CausalLM)  # the loader: only these are divided
+            leading = Leading(model, self._ranks, accelerator)
+        block_size = self._settings.block_size
+        return load_runner(model, self.kernels, self.dtype, block_size, plan, limits_of, accelerator, leading)
+
+    def _device_plan(self, model: LoadedModel) -> tuple[DevicePlan, Callable[[int], Limits]]:
+        """Return what the settings say of a device, and what it holds with so many bytes for KV."""
         settings = self._settings
         plan = DevicePlan(settings.gpu_memory_utilization, settings.kv_memory, settings.enforce_eager)
-
-        def limits_of(kv_memory: int) -> Limits:
-            return self._limits(model.config, kv_memory)
-
-        return load_runner(model, self.kernels, self.dtype, settings.block_size, plan, limits_of, accelerator)
+        return plan, lambda kv_memory: self._limits(model.config, kv_memory)
 
     def _limits(self, config: ServedConfig, kv_memory: int) -> Limits:
         """Return what is held; `kv_memory`: bytes for KV, where the settings name none. Raises SettingsError."""

@@ -27,6 +27,9 @@ _ALIKE = (
     "kv_memory",
     "deterministic",
     "ops",
+    "device",
+    "gpu_memory_utilization",
+    "enforce_eager",
 )
 """Settings that all ranks must have alike."""
 
@@ -64,6 +67,7 @@ class RanksPlan:
         settings: ExecutorSettings,
         prepared: PreparedModel,
         dtype: torch.dtype,
+        device: torch.device,
         kernels: KernelSet,
         passes: Sequence[Pass],
     ) -> ConnectedRanks:
@@ -76,6 +80,6 @@ class RanksPlan:
             **{name: getattr(settings, name) for name in _ALIKE},
         }
         dead = dict if self.started is None else self.started.dead
-        ranks = connect(self.place, facts, in_order=kernels.batch_invariant, dead=dead)
+        ranks = connect(self.place, facts, in_order=kernels.batch_invariant, device=device, dead=dead)
         self.on_connected()
         return ranks

@@ -147,8 +147,8 @@ class ExecutorServer:
         await self._rpc.stop(STOP_GRACE)
         has_ended = await self._stop_worker()
         if has_ended:
-            self._load.stop()
-            await self._watch
+            code = await self._watch
+            self._load.stop(None if code == EXIT_OK else "the device of rank 0 has failed")
         else:
             # Nor is what goes on beside it: other ranks wait for this device, and end with the process.
             self._watch.cancel()

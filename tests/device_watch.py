@@ -23,6 +23,9 @@ SYNCS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select"
 CHANGED = {
     "add_rms_norm": (1,),
     "add_layer_norm": (1,),
+    "norm_query_key": (0,),
+    "add_to": (1,),
+    "scale": (0,),
     "rotary_write_kv": (4, 5),
     "write_kv": (3, 4),
     "add_logit_bias": (0,),
@@ -220,7 +223,11 @@ class Watch:
                 raise CaptureError(f"{name} is captured with shapes that it has not run with, and so is set up now")
             self._warm.add(form)
             changed = [arguments[place] for place in CHANGED.get(name, ())]
-            return self.noted(name, call, arguments, named, changed)
+            places = {_storage(tensor) for tensor in _tensors((arguments, named))}
+            result = self.noted(name, call, arguments, named, changed)
+            # A graph would leave it out.
+            assert changed or any(_storage(each) not in places for each in _tensors(result)), f"{name}: see CHANGED"
+            return result
 
         return launched
 

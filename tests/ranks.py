@@ -18,7 +18,7 @@ from executor_svc.kv_cache import KVCache
 from executor_svc.models import CausalLM
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.group import Group
-from executor_svc.parallel.lead import ConnectedRanks, LeadingModel, follow
+from executor_svc.parallel.lead import ConnectedRanks, Follower, LeadingModel
 from executor_svc.parallel.messages import Kind
 from executor_svc.parallel.share import Share
 from executor_svc.parallel.watch import Watch
@@ -93,7 +93,7 @@ class LeadingLoop:
         kv_cache = KVCache.allocate(model.config, 64, self._block_size, model.dtype, torch.device("cpu"))
         for tensor in (*kv_cache.keys, *kv_cache.values):
             tensor.fill_(torch.nan)
-        follow(model, kv_cache, ranks)
+        Follower(model, kv_cache, ranks).follow()
         return None
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -237,6 +238,28 @@ class ProcessStack:
                 command[command.index("--executors") + 1] = addresses
             services.append(dataclasses.replace(service, command=tuple(command)))
         self._plan = dataclasses.replace(self._plan, services=tuple(services))
+
+    def use_torchrun(self, name: str, port: int) -> str:
+        """Have two agents of torchrun, as of two machines, start an executor's two ranks; the executor's name is the
+        first agent's. Returns the other agent's. `port`: where they meet.
+        """
+        plan = next(service for service in self._plan.services if service.name == name)
+        other = f"{name}-other"
+        meet = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
+        agents = [
+            dataclasses.replace(
+                plan,
+                name=each,
+                command=(
+                    *(sys.executable, "-m", "torch.distributed.run", *meet),
+                    *("--node-rank", str(number), "--no-python", *plan.command),
+                ),
+            )
+            for number, each in enumerate((name, other))
+        ]
+        others = [service for service in self._plan.services if service.name != name]
+        self._plan = dataclasses.replace(self._plan, services=(*others, *agents))
+        return other
 
     def start(self, name: str) -> None:
         """Start a service, for the first time or again."""

@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 
+import torch
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from executor_svc.parallel.carrier import DeviceCarrier
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.group import Group
 from executor_svc.parallel.lead import ConnectedRanks
 from executor_svc.parallel.messages import Kind
+from executor_svc.parallel.nccl import open_nccl
 from executor_svc.parallel.place import LOOPBACK, Place
 from executor_svc.parallel.watch import Watch, end_process
 from octavo.rpc.settings import SettingsError
@@ -33,6 +37,7 @@ _HELLO_PATIENCE = 5.0
 """Seconds in which whoever connects must say who it is."""
 _KEY = "leader"
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_CPU = torch.device("cpu")
 
 Facts = Mapping[str, object]
 """What a rank runs. All ranks must run the same."""
@@ -47,13 +52,20 @@ def connect(
     facts: Facts,
     *,
     in_order: bool,
+    device: torch.device = _CPU,
     dead: Callable[[], Mapping[int, int]] = dict,
     end: Callable[[], None] = end_process,
 ) -> ConnectedRanks:
     """Connect this rank to the others; returns once all have come. From then on the loss of one ends all, by `end`.
 
-    `dead`: exit codes of ranks that have ended already, where rank 0 can know. Raises RanksError.
+    `device`: this rank's own, where its part of the model is. `dead`: exit codes of ranks that have ended already,
+    where rank 0 can know. Raises RanksError.
     """
+    if device.type != "cpu" and not dist.is_nccl_available():
+        raise RanksError(
+            f"--tensor-parallel {place.share.size}: torch {torch.__version__} is built without NCCL, by which ranks on "
+            "GPUs add up; install one that has it, as constraints-gpu.txt has it"
+        )
     if place.is_on_one_machine and os.path.isdir("/sys/class/net/lo"):  # noqa: PTH112 - one stat
         os.environ.setdefault(_INTERFACE, "lo")
     try:
@@ -69,8 +81,11 @@ def connect(
         ) from None
     watch = Watch(peers, end)
     watch.start()
-    group = Group(store, place.share, in_order=in_order)
-    return ConnectedRanks(group, watch)
+    if device.type == "cpu":
+        return ConnectedRanks(Group(store, place.share, in_order=in_order), watch)
+    collectives = open_nccl(PrefixStore("device", store), place.share)
+    group = Group(store, place.share, in_order=in_order, collectives=collectives)
+    return ConnectedRanks(group, watch, DeviceCarrier(watch, group, device))
 
 
 def _store(place: Place) -> Store:

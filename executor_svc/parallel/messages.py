@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from executor_svc.attention import AttentionMetadata
-
-_DTYPES = (torch.float32, torch.bfloat16)
+from executor_svc.parallel.forms import RowsForm
 
 
 class Kind(IntEnum):
@@ -29,6 +28,14 @@ class Kind(IntEnum):
     """The executor ends in order."""
     LOST = 6
     """All ranks end at once, for the reason that is told."""
+    CAPTURE = 7
+    """What is told from here on is kept as a graph of its own, not run."""
+    CAPTURED = 8
+    """So far."""
+    REPLAY = 9
+    """A graph is to be run: the number of the captured ones before it."""
+    PAUSE = 10
+    """So far a part of the start; what comes next every rank knows."""
 
 
 def encode_step(token_ids: Tensor, metadata: AttentionMetadata) -> bytes:
@@ -59,11 +66,20 @@ def decode_step(message: bytearray) -> tuple[Tensor, AttentionMetadata]:
 
 def encode_rows(x: Tensor) -> bytes:
     """Return a tensor [N, width], N at least 1, with its shape and dtype."""
-    head = np.array([*x.shape, _DTYPES.index(x.dtype)], dtype=np.int64)
-    return head.tobytes() + x.contiguous().view(torch.uint8).numpy().tobytes()
+    return RowsForm.of(x).encode() + x.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def decode_rows(message: bytearray) -> Tensor:
     """Return what encode_rows was given. It lies in the message."""
-    rows, width, dtype = np.frombuffer(message, dtype=np.int64, count=3).tolist()
-    return torch.frombuffer(message, dtype=_DTYPES[dtype], offset=24).view(rows, width)
+    form = RowsForm.decode(message)
+    return torch.frombuffer(message, dtype=form.dtype, offset=RowsForm.SIZE).view(form.shape)
+
+
+def encode_number(number: int) -> bytes:
+    """Return a number as a message."""
+    return number.to_bytes(8, "little")
+
+
+def decode_number(message: bytearray) -> int:
+    """Return what encode_number was given."""
+    return int.from_bytes(message, "little")

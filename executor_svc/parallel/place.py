@@ -55,10 +55,6 @@ def find_place(settings: ExecutorSettings, environ: Mapping[str, str]) -> Place 
     size = settings.tensor_parallel
     if size == 1:
         return None
-    if settings.device != "cpu":
-        raise SettingsError(
-            f"--tensor-parallel {size}: with --device {settings.device} an executor runs on one GPU; set --device cpu"
-        )
     if "RANK" not in environ:
         listener = socket.create_server((LOOPBACK, 0))
         everyone = Share(0, size)

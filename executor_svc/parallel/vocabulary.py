@@ -29,8 +29,10 @@ class DividedVocabulary:
     def weight_rows(self, indices: Tensor) -> Tensor:
         """See Linear. All ranks ask for the same rows, and get them."""
         is_here = (indices >= self._first) & (indices < self._last)
-        rows = self._linear.weight_rows(torch.where(is_here, indices - self._first, 0))
-        rows.masked_fill_(~is_here[:, None], 0)
+        elsewhere = ~is_here
+        # Not torch.where with a number, which it would bring to a device from the host.
+        rows = self._linear.weight_rows((indices - self._first).masked_fill_(elsewhere, 0))
+        rows.masked_fill_(elsewhere[:, None], 0)
         self._ranks.sum(rows)
         return rows
 

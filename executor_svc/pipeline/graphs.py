@@ -20,6 +20,8 @@ from executor_svc.pipeline.step_ops import Computed, StepOps
 
 logger = logging.getLogger(__name__)
 
+Capture = Callable[[Callable[[], None]], Graph]
+"""See Device.capture."""
 CAPTURE_SECONDS = 60.0
 """After which no further size is captured: steps of that size are filled up to a larger one."""
 
@@ -46,9 +48,14 @@ class DecodeGraph:
 class DecodeGraphs:
     """The graphs of a runner."""
 
-    def __init__(self, device: Device, ops: StepOps, sampler: DeviceSampler, place: Tensor) -> None:
-        """`place`: where every step reads its columns."""
+    def __init__(
+        self, device: Device, ops: StepOps, sampler: DeviceSampler, place: Tensor, capture_model: Capture | None = None
+    ) -> None:
+        """`place`: where every step reads its columns. `capture_model`: captures what runs the model, where that takes
+        more than the device's own.
+        """
         self._device = device
+        self._capture_model = device.capture if capture_model is None else capture_model
         self._ops = ops
         self._sampler = sampler
         self._place = place
@@ -109,4 +116,5 @@ class DecodeGraphs:
         device.synchronize()
         results.clear()
         packed.clear()
-        return DecodeGraph(where, columns, device.capture(forward), results[-1], device.capture(draw), packed[-1])
+        forwarding = self._capture_model(forward)
+        return DecodeGraph(where, columns, forwarding, results[-1], device.capture(draw), packed[-1])

@@ -14,8 +14,10 @@ from executor_svc.device import Device, is_out_of_memory
 from executor_svc.kernels import KernelSet
 from executor_svc.kv_cache import KVCache, block_bytes
 from executor_svc.models import CausalLM, LoadedModel
+from executor_svc.parallel.lead import LeadingModel
 from executor_svc.pipeline.graphs import graph_sizes
-from executor_svc.pipeline.profile import measure, size
+from executor_svc.pipeline.leading import Leading
+from executor_svc.pipeline.profile import Profile, measure, size
 from executor_svc.pipeline.runner import PipelinedRunner
 from octavo.rpc.settings import SettingsError
 
@@ -45,17 +47,43 @@ def load_runner(
     plan: DevicePlan,
     limits_of: Callable[[int], Limits],
     device: Device,
+    leading: Leading | None = None,
 ) -> PipelinedRunner:
     """Return the runner. limits_of: what can be held with so many bytes for KV, where the settings name none.
+    `leading`: where this is rank 0 of several, to which `follow_runner` is what the others do meanwhile.
 
     Raises SettingsError, with the numbers, where something does not fit.
     """
     # Weights came on streams of the threads that loaded them.
     device.synchronize()
-    captures = not plan.is_eager and _can_be_captured(model, kernels)
+    captures = not plan.is_eager and can_be_captured(model, kernels)
+    runs: LoadedModel | LeadingModel = model if leading is None else leading.model
     most = limits_of(UNLIMITED)
-    profile = measure(model, model.config, kernels, most, dtype, device, has_graphs=captures)
+    profile = measure(runs, model.config, kernels, most, dtype, device, has_graphs=captures)
     left = profile.kv_memory(plan.memory_share)
+    if leading is not None:
+        left = leading.least(left)
+    limits, kv_cache = take_kv_memory(model, dtype, block_size, plan, limits_of, device, profile, left)
+    capture_model = None if leading is None else leading.graphs.capture
+    runner = PipelinedRunner(runs, kv_cache, kernels, limits, device, capture_model)
+    if captures:
+        with out_of_memory(device, "the graphs of decode steps", "--gpu-memory-utilization, or set --enforce-eager"):
+            runner.capture_graphs(graph_sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens)))
+    runner.warm_up()
+    return runner
+
+
+def take_kv_memory(
+    model: LoadedModel,
+    dtype: torch.dtype,
+    block_size: int,
+    plan: DevicePlan,
+    limits_of: Callable[[int], Limits],
+    device: Device,
+    profile: Profile,
+    left: int,
+) -> tuple[Limits, KVCache]:
+    """Take what `left` bytes hold, and return what that allows. Raises SettingsError, with the numbers."""
     account = profile.account(plan.memory_share)
     try:
         limits = limits_of(left)
@@ -71,16 +99,10 @@ def load_runner(
             f"{size(left)} for KV; lower it, or raise --gpu-memory-utilization"
         )
     with device.on(device.compute), out_of_memory(device, f"{size(kv_bytes)} of KV blocks", "--gpu-memory-utilization"):
-        kv_cache = KVCache.allocate(model.config, limits.num_blocks, block_size, dtype, device.torch_device)
-    runner = PipelinedRunner(model, kv_cache, kernels, limits, device)
-    if captures:
-        with out_of_memory(device, "the graphs of decode steps", "--gpu-memory-utilization, or set --enforce-eager"):
-            runner.capture_graphs(graph_sizes(min(limits.max_num_seqs, limits.max_num_batched_tokens)))
-    runner.warm_up()
-    return runner
+        return limits, KVCache.allocate(model.config, limits.num_blocks, block_size, dtype, device.torch_device)
 
 
-def _can_be_captured(model: LoadedModel, kernels: KernelSet) -> bool:
+def can_be_captured(model: LoadedModel, kernels: KernelSet) -> bool:
     """Whether decode steps can be graphs; where not, say why."""
     reason = None
     if kernels.name != "triton":

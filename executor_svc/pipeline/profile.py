@@ -72,22 +72,33 @@ def measure(
     The weights are loaded. Raises SettingsError where the step does not fit, and RuntimeError where it fails otherwise.
     """
     limits = replace(limits, num_blocks=2)
-    with device.on(device.compute):
-        kv_cache = KVCache.allocate(shape, 2, limits.block_size, dtype, device.torch_device)
-        for tensor in (*kv_cache.keys, *kv_cache.values):
-            tensor.zero_()
+    kv_cache = kv_of_measuring(shape, limits.block_size, dtype, device)
     runner = PipelinedRunner(model, kv_cache, kernels, limits, device)
     step = max(_peak(runner, batch, limits, device) for batch in (largest_step(limits), *long_rows(limits)))
     graphs = 0
     if has_graphs:
-        sizes = graph_sizes(limits.max_num_seqs)
-        graphs = _peak(runner, decode_step(limits), limits, device) + 2 * len(sizes) * GRAPH_BYTES
-        # Every size keeps its logits.
-        graphs += (sum(sizes) - limits.max_num_seqs) * limits.vocab_size * 4
+        graphs = graph_memory(limits, _peak(runner, decode_step(limits), limits, device))
     runner.reset()
     device.give_back()
     memory = device.memory()
     return Profile(device.name, memory.total, memory.others, memory.in_use, step, graphs)
+
+
+def kv_of_measuring(shape: KVShape, block_size: int, dtype: torch.dtype, device: Device) -> KVCache:
+    """Return KV memory of one block, and the null block, in which every row of a step may write."""
+    with device.on(device.compute):
+        kv_cache = KVCache.allocate(shape, 2, block_size, dtype, device.torch_device)
+        for tensor in (*kv_cache.keys, *kv_cache.values):
+            tensor.zero_()
+    return kv_cache
+
+
+def graph_memory(limits: Limits, peak: int) -> int:
+    """Return what all graphs take; `peak`: what the largest of their steps does."""
+    sizes = graph_sizes(limits.max_num_seqs)
+    # Every size keeps its logits.
+    logits = (sum(sizes) - limits.max_num_seqs) * limits.vocab_size * 4
+    return peak + 2 * len(sizes) * GRAPH_BYTES + logits
 
 
 def _peak(runner: PipelinedRunner, batch: StepBatch, limits: Limits, device: Device) -> int:

@@ -35,7 +35,7 @@ from executor_svc.kv_cache import KVCache
 from executor_svc.model_runner import CausalLM, failure_of, refusal_of, run_warm_up
 from executor_svc.pipeline.columns import DeviceColumns, InputRing, Layout, layout
 from executor_svc.pipeline.flight import Airborne, Flight, Marks
-from executor_svc.pipeline.graphs import DecodeGraphs
+from executor_svc.pipeline.graphs import Capture, DecodeGraphs
 from executor_svc.pipeline.rows import StepRows, write_nobody
 from executor_svc.pipeline.sampling import DeviceSampler, Extras, FetchedLogprobs
 from executor_svc.pipeline.step_ops import Computed, StepOps
@@ -58,7 +58,16 @@ class PipelinedRunner:
     `launch` begins a step and `land` ends the oldest, once `Flight.wait` has returned, which any thread may wait for.
     """
 
-    def __init__(self, model: CausalLM, kv_cache: KVCache, kernels: KernelSet, limits: Limits, device: Device) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_cache: KVCache,
+        kernels: KernelSet,
+        limits: Limits,
+        device: Device,
+        capture_model: Capture | None = None,
+    ) -> None:
+        """`capture_model`: see DecodeGraphs."""
         self._device = device
         self._kv_cache = kv_cache
         self._limits = limits
@@ -78,7 +87,7 @@ class PipelinedRunner:
         )
         largest = layout(limits.max_num_seqs, limits.max_num_seqs, limits.max_num_batched_tokens)
         self._ring = InputRing(device, largest.size, DEPTH)
-        self._graphs = DecodeGraphs(device, self._ops, self._sampler, self._ring.place)
+        self._graphs = DecodeGraphs(device, self._ops, self._sampler, self._ring.place, capture_model)
         self._air: deque[Flight] = deque()
         self._last: Flight | None = None
 

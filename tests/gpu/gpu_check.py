@@ -1,7 +1,8 @@
 """Checks and measures the Triton set on the GPU at hand: gpu_check.py OUT writes JSON, a picture and a table into OUT.
 
-Needs torch from 2.11 built for CUDA and Triton from 3.6, downloads nothing, and takes less than nine minutes. Without a
-GPU it makes the checks that need none, says so, and ends with 0.
+Needs torch from 2.11 built for CUDA and Triton from 3.6, downloads nothing, and takes less than nine minutes, two more
+where there are two GPUs: then an executor of two ranks is checked; with one it says that none is. Without a GPU it
+makes the checks that need none, says so, and ends with 0.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from goals import goals
 from gpu_report import draw, table
 from kernel_checks import check_kernels
 from random_decoder import SHAPES, TINY, RandomDecoder, greedy
+from rank_checks import RANKS, rank_problems
 from runner_checks import runner_problems
 from step_times import Rates, as_rows, attention_times, measure_rates, step_times
 
@@ -120,6 +122,17 @@ def check_runner(report: Report, kernels: KernelSet, device: Device) -> None:
     report.say("the runner's tokens against the CPU's, float32")
     with tempfile.TemporaryDirectory() as folder:
         for problem in runner_problems(kernels, device, Path(folder) / "tiny"):
+            report.fail(problem)
+
+
+def check_ranks(report: Report) -> None:
+    """Compare an executor of two ranks, each on a GPU, with the CPU."""
+    if (count := torch.cuda.device_count()) < RANKS:
+        report.note(f"{RANKS} ranks with NCCL: not checked, as there is {count} GPU; it takes {RANKS}")
+        return
+    report.say(f"the tokens of {RANKS} ranks with NCCL against the CPU's, float32")
+    with tempfile.TemporaryDirectory() as folder:
+        for problem in rank_problems(Path(folder), "cuda"):
             report.fail(problem)
 
 
@@ -245,6 +258,7 @@ def run(report: Report, torch_device: torch.device, write: Callable[[], None]) -
     parts: dict[str, Callable[[], None]] = {
         "kernels": lambda: check_results(report, kernels, torch_device),
         "runner": lambda: check_runner(report, kernels, device),
+        "ranks": lambda: check_ranks(report),
         "attention": lambda: measure_attention(report, kernels, torch_device),
         "pipeline": lambda: measure_pipeline(report, kernels, device, deadline),
         "services": lambda: measure_services(report, torch_device, deadline),

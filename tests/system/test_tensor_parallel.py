@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 
 import psutil
 import pytest
 from reference import Reference
-from stack import TIMEOUT, ProcessStack, get_load, processes, wait_idle
+from stack import TIMEOUT, ProcessStack, get_load, plan_processes, processes, wait_idle, wait_serving
 from stack_client import read_stream, request_for
 
 from octavo.models.prepared import PreparedModel
@@ -71,3 +72,37 @@ async def test_a_rank_killed_in_the_middle_fails_nothing(
         await _gone(others)
         assert codes["executor-1"] == 0
         assert '"level": "critical"' not in stack.log_of("executor-1")
+
+
+@pytest.mark.full
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_torchrun_starts_ranks_on_two_machines(
+    tiny_model: PreparedModel, reference: Reference, tmp_path: Path
+) -> None:
+    """Two agents start one rank each, which find one another by the agents' store and write what one process does. The
+    loss of the one ends the other, and with it both agents.
+    """
+    stack = plan_processes(tiny_model, tmp_path, flags=FLAGS)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    other = stack.use_torchrun("executor-0", port)
+    stack.start_all()
+    try:
+        await wait_serving(stack.gateway_address)
+        async with open_channel(stack.gateway_address) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            output = await read_stream(stub.Generate(request_for(PROMPTS[0], 40, ignore_eos=True)))
+        tokens = output.choices[0].token_ids
+        assert len(tokens) == 40
+        reference.check_greedy(PROMPTS[0], tokens)
+        await wait_idle(stack)
+        ranks = [_ranks(stack, name)[1:] for name in ("executor-0", other)]
+        assert [len(each) for each in ranks] == [1, 1]
+        ranks[1][0].kill()
+        await _gone(ranks[0] + ranks[1])
+        assert await stack.wait_exit("executor-0") != 0
+        assert await stack.wait_exit(other) != 0
+        assert "rank 1 is gone" in stack.log_of("executor-0")
+    finally:
+        stack.stop_all()

@@ -86,6 +86,31 @@ def test_its_runner_is_compared_token_by_token(gpu_check: ModuleType, tmp_path: 
     assert all(problem.startswith("runner with graphs, ") for problem in problems)
 
 
+@pytest.mark.parametrize(("count", "is_checked"), [(1, False), (2, True)])
+def test_ranks_are_checked_where_there_are_two_gpus(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, count: int, is_checked: bool
+) -> None:
+    """With one it says that they are not; with two what goes wrong makes the check fail."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(gpu_check, "rank_problems", lambda folder, device: [f"2 ranks on {device}: a token"])
+    report = gpu_check.Report()
+    gpu_check.check_ranks(report)
+    if is_checked:
+        assert (report.problems, report.notes) == (["2 ranks on cuda: a token"], [])
+    else:
+        assert report.problems == []
+        assert report.notes == ["2 ranks with NCCL: not checked, as there is 1 GPU; it takes 2"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_its_ranks_are_compared_token_by_token(gpu_check: ModuleType, tmp_path: Path) -> None:
+    """Tried out on CPUs: rank 0 as the check runs it and rank 1 as an executor starts it write the right tokens."""
+    from rank_checks import rank_problems
+
+    assert rank_problems(tmp_path, "cpu") == []
+
+
 @pytest.mark.full
 def test_its_services_serve(gpu_check: ModuleType, tmp_path: Path) -> None:
     """A random model is written, prepared and served by three processes, and every client gets all its tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -225,3 +226,29 @@ def test_time_is_told_of_events_that_are_over(device: FakeDevice) -> None:
     assert device.seconds_between(begin, end) == 0.001
     with pytest.raises(RuleError, match="has no time"):
         device.seconds_between(begin, other)
+
+
+def test_what_an_op_changes_in_place_is_done_again_by_a_graph(device: FakeDevice) -> None:
+    """A sum into one of its arguments gives no new tensor, and is a launch all the same."""
+    kernels = device.watch.kernels(build_kernels("reference"))
+    with device.on(device.compute):
+        one, total = _zeros(device) + 1, _zeros(device)
+
+        def launch() -> None:
+            kernels.add_to(one, total)
+
+        launch()
+        graph = device.capture(launch)
+        for _ in range(3):
+            graph.replay()
+        fetched = device.fetch(total)
+        device.compute.record().synchronize()
+    # What is captured is computed at once here, as the fake has no other way to know what it gives.
+    assert fetched.bytes().view(np.float32).tolist() == [5.0] * 4
+
+
+def test_an_op_that_seems_to_do_nothing_is_found(device: FakeDevice) -> None:
+    """One that changes an argument has to say so, or a graph would leave it out."""
+    silent = replace(build_kernels("reference"), silu=lambda x: x.mul_(2.0))
+    with device.on(device.compute), pytest.raises(AssertionError, match="silu: see CHANGED"):
+        device.watch.kernels(silent).silu(_zeros(device))

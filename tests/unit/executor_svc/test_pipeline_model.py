@@ -194,7 +194,7 @@ def test_a_runner_is_loaded_with_what_the_device_holds(
     folder: Path, device: FakeDevice, is_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """KV blocks as many as fit, graphs unless they are not wanted, and no stay is left of the warm-up."""
-    monkeypatch.setattr(load_module, "_can_be_captured", lambda model, kernels: True)
+    monkeypatch.setattr(load_module, "can_be_captured", lambda model, kernels: True)
     runner = _load_runner(folder, device, DevicePlan(0.9, None, is_eager))
     assert runner.limits.num_blocks == LIMITS.num_blocks
     assert runner.num_graphs == (0 if is_eager else 4)

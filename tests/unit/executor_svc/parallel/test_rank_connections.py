@@ -17,6 +17,7 @@ import torch
 from paged import ragged_metadata
 from ranks import connections
 
+from executor_svc.load import Load
 from executor_svc.parallel.connect import RanksError, connect
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.lead import ConnectedRanks
@@ -203,6 +204,27 @@ def test_a_rank_that_cannot_start_says_why(caplog: pytest.LogCaptureFixture) -> 
     watches[0].close()
 
 
+@pytest.mark.parametrize("failure", [None, "the device of rank 0 has failed"])
+def test_a_rank_0_whose_device_has_failed_ends_the_others(
+    failure: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once, for they may wait in what it will not do; told to stop, it ends them in order."""
+    watches, ended = _watches(2)
+    nothing: Any = None
+    load = Load(_settings(), nothing, torch.float32, torch.device("cpu"), nothing, (), nothing)
+    load._ranks = ConnectedRanks(nothing, watches[0])
+    load.stop(failure)
+    if failure is None:
+        assert watches[1].received.get(timeout=TIMEOUT)[0] is Kind.END
+    else:
+        assert ended[1].wait(TIMEOUT)
+    reasons = [getattr(record, "fields", {}).get("reason") for record in caplog.records]
+    assert reasons == ([] if failure is None else [failure])
+    assert not ended[0].is_set()
+    for watch in watches:
+        watch.close()
+
+
 @pytest.mark.parametrize("has_host", [True, False])
 def test_a_step_comes_as_it_went(has_host: bool) -> None:
     """Every tensor of a step's inputs, and what the host knows of it."""
@@ -256,7 +278,6 @@ def test_torchrun_s_variables_are_the_place() -> None:
 @pytest.mark.parametrize(
     ("flags", "variables", "message"),
     [
-        (["--device", "cuda"], {}, "--tensor-parallel 4: with --device cuda an executor runs on one GPU"),
         ([], {"RANK": "0", "WORLD_SIZE": "2"}, r"--tensor-parallel 4: 2 ranks were started \(WORLD_SIZE\)"),
         ([], {"RANK": "0"}, "WORLD_SIZE=: must be a number of at least 1"),
         ([], {"RANK": "4", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a"}, "RANK=4: .* from 0 to 3"),
