@@ -54,11 +54,11 @@ def test_a_rank_that_is_killed_ends_the_executor(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_heads_that_do_not_divide_end_the_start(tmp_path: Path) -> None:
     """With the numbers in the log, and no rank left."""
-    model = prepared_from(make_llama(tmp_path / "tiny", hidden_size=72, num_heads=9, num_kv_heads=3))
+    model = prepared_from(make_llama(tmp_path / "tiny", hidden_size=72, num_heads=9, num_kv_heads=1))
     log = tmp_path / "log"
     process = _start(model.path, log)
     assert process.wait(SLOW_START) != 0
-    assert "--tensor-parallel 2: the 9 attention heads, 3 KV heads" in log.read_text()
+    assert "--tensor-parallel 2: the 9 attention heads, 1 KV heads" in log.read_text()
     deadline = time.monotonic() + SLOW_START
     while any(str(model.path) in " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])):
         assert time.monotonic() < deadline
