@@ -79,7 +79,7 @@ def _rows(graph: ModelGraph) -> list[list[fx.Node]]:
 
 def _edges(graph: ModelGraph) -> Iterator[tuple[fx.Node, fx.Node]]:
     changed_by: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes.nodes:
+    for node in graph.calls():
         for taken in node.all_input_nodes:
             yield changed_by.get(taken, taken), node
         if isinstance(node.target, Op) and node.target.keeps is not None:
