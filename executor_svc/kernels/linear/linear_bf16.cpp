@@ -14,7 +14,7 @@
 #include "bf16.h"
 
 #if defined(OCTAVO_EMULATE_AMX) || defined(__AMX_BF16__)
-#include "tiles.h"
+#include "tile_pairs.h"
 #else
 
 namespace octavo {

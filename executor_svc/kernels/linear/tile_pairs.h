@@ -1,0 +1,261 @@
+// Products of more rows than a tile has, 32 at a time: blocks of 32 rows times two panels.
+//
+// A core's vectors and its tiles stand still for each other where the work of one follows that of the other, however
+// independent: so what a block came to is stored between the first products of the next block, and rounded, activated and
+// written a few rows at a time between those that follow. With that the activation costs next to nothing.
+#pragma once
+
+#include "tiles.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kPairRows = 2 * kTileRows;
+// Bytes of activations that a pass over the weights works on: they stay in the core's own cache, beside some panels.
+constexpr int64_t kRowsBytes = 1 << 20;
+
+// Pairs of tiles of rows: those that lie in memory as a tile takes them, and copies of the others.
+struct Pairs {
+  const bf16* x;
+  const bf16* copy;
+  int64_t in_place;
+  int64_t count;
+  int64_t stride;  // of a row, in elements
+
+  const bf16* at(int64_t pair) const {
+    return pair < in_place ? x + pair * kPairRows * stride : copy + (pair - in_place) * kPairRows * stride;
+  }
+};
+
+// The sums of a block, 32 rows times one or two panels, on their way to the result.
+class Finishing {
+ public:
+  explicit Finishing(const Call& call) : call_(call) {}
+
+  // What the tiles hold, once it is stored, is of this block.
+  void begin(int64_t row, int64_t panel, int panels) {
+    row_ = row;
+    panel_ = panel;
+    panels_ = panels;
+    next_ = 0;
+    end_ = static_cast<int>(std::min(kPairRows, call_.rows - row));
+  }
+
+  // Where a tile's sums belong: those of the first 16 rows, then of the others, a panel after the other.
+  float* sums(int tile) { return sums_ + tile * kSums; }
+
+  void some() {
+    if (next_ == end_) return;
+    const int rows = std::min(kRowsAtOnce, end_ - next_);
+    const float* const left = sums(next_ / kTileRows * 2) + next_ % kTileRows * kPanel;
+    finish_block(rows, left, left + kSums);
+    next_ += rows;
+  }
+
+  void rest() {
+    while (next_ < end_) some();
+  }
+
+ private:
+  // None of a tile's 16 is left behind.
+  static constexpr int kRowsAtOnce = 4;
+
+  const Call& call_;
+  int64_t row_ = 0, panel_ = 0;
+  int panels_ = 0, next_ = 0, end_ = 0;
+  alignas(64) float sums_[4 * kSums];
+
+  void finish_block(int rows, const float* left, const float* right) const {
+    const int64_t row = row_ + next_, column = panel_ * kPanel;
+    if (call_.is_gated()) return finish_gated(call_, row, rows, panel_, left, right);
+    if (panels_ == 1) return finish(call_, row, rows, panel_, left);
+    if (call_.weight->bias || call_.epilogue != kToBfloat16 || column + 2 * kPanel > call_.width()) {
+      finish(call_, row, rows, panel_, left);
+      return finish(call_, row, rows, panel_ + 1, right);
+    }
+    // A line of memory is written in one go.
+    for (int r = 0; r < rows; ++r) {
+      bf16* const to = static_cast<bf16*>(call_.out) + (row + r) * call_.width() + column;
+      for (int i = 0; i < kPanel; i += kLanes) store(to + i, load(left + r * kPanel + i));
+      for (int i = 0; i < kPanel; i += kLanes) store(to + kPanel + i, load(right + r * kPanel + i));
+    }
+  }
+};
+
+// Panels that are fetched while others are worked on: so many lines of each a step.
+struct Coming {
+  const uint32_t* at[2];
+  int64_t lines;
+
+  void fetch() {
+    for (int64_t i = 0; i < lines; ++i) {
+      __builtin_prefetch(at[0] + i * 16, 0, 2);
+      __builtin_prefetch(at[1] + i * 16, 0, 2);
+    }
+    at[0] += lines * 16;
+    at[1] += lines * 16;
+  }
+};
+
+// 32 rows times one or two panels: each tile of weights meets two of activations, and the other way round. Rows of `x` are
+// `stride` elements apart. `before` is the block whose sums the tiles hold yet.
+template <int P, bool first>
+void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64_t steps, Coming& coming,
+                   Finishing& before) {
+  const bf16* const lower = x + kTileRows * stride;
+  write_for_tiles();
+  _tile_stored(0, before.sums(0), kPanel * 4);
+  _tile_zero(0);
+  _tile_loadd(4, x, stride * 2);
+  _tile_loadd(6, panels.at[0], kPanel * 4);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_stored(1, before.sums(1), kPanel * 4);
+  if constexpr (P > 1) {
+    _tile_zero(1);
+    _tile_loadd(7, panels.at[1], kPanel * 4);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  _tile_stored(2, before.sums(2), kPanel * 4);
+  _tile_zero(2);
+  _tile_loadd(5, lower, stride * 2);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_stored(3, before.sums(3), kPanel * 4);
+  if constexpr (P > 1) {
+    _tile_zero(3);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  coming.fetch();
+  for (int64_t k = 1; k < steps; ++k) {
+    if constexpr (first)
+      for (int p = 0; p < P; ++p) fetch_ahead(panels.at[p] + k * kStepWords);
+    coming.fetch();
+    _tile_loadd(4, x + k * kDepth, stride * 2);
+    _tile_loadd(6, panels.at[0] + k * kStepWords, kPanel * 4);
+    _tile_dpbf16ps(0, 4, 6);
+    if (k % 2 == 0) before.some();
+    _tile_loadd(5, lower + k * kDepth, stride * 2);
+    if constexpr (P > 1) {
+      _tile_loadd(7, panels.at[1] + k * kStepWords, kPanel * 4);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (P > 1) _tile_dpbf16ps(3, 5, 7);
+  }
+  before.rest();
+}
+
+// One thread's part of a product of many rows.
+class ManyRows {
+ public:
+  ManyRows(const Call& call, const Pairs& pairs)
+      : call_(call),
+        pairs_(pairs),
+        steps_(pairs.stride / kDepth),
+        width_(call.is_gated() ? 1 : 2),
+        section_(std::max<int64_t>(1, kRowsBytes / (pairs.stride * kPairRows * 2))),
+        finishing_(call) {}
+
+  void run(Shares& shares) {
+    int64_t begin, end, next = 0, next_end = 0;
+    if (!shares.take(&begin, &end)) return;
+    // The next share is taken early: its first panels are fetched in time.
+    for (bool more = true; more; begin = next, end = next_end) {
+      more = shares.take(&next, &next_end);
+      for (int64_t from = 0; from < pairs_.count; from += section_)
+        for (int64_t panel = begin; panel < end; panel += width_) {
+          const int64_t after = panel + width_ < end ? panel + width_ : more ? next : panel;
+          if (panel + width_ <= end)
+            multiply<2>(from, panel, after);
+          else
+            multiply<1>(from, panel, after);
+        }
+    }
+    _tile_stored(0, finishing_.sums(0), kPanel * 4);
+    _tile_stored(1, finishing_.sums(1), kPanel * 4);
+    _tile_stored(2, finishing_.sums(2), kPanel * 4);
+    _tile_stored(3, finishing_.sums(3), kPanel * 4);
+    finishing_.rest();
+  }
+
+ private:
+  const Call& call_;
+  const Pairs pairs_;
+  const int64_t steps_;
+  const int64_t width_;    // panels of the result of a block
+  const int64_t section_;  // pairs that a pass over the panels works on
+  bool first_ = true;
+  Finishing finishing_;
+
+  // A section of the pairs, while the panels of `after` come from memory.
+  template <int P>
+  void multiply(int64_t from, int64_t panel, int64_t after) {
+    const Panels<P> panels(call_, panel);
+    const Panels<2> next(call_, after);
+    const int64_t until = std::min(pairs_.count, from + section_), count = until - from;
+    Coming coming{{next.at[0], next.at[1]}, (kStepBytes / 64 + count - 1) / count};
+    for (int64_t pair = from; pair < until; ++pair) {
+      if (first_)
+        multiply_pair<P, true>(pairs_.at(pair), pairs_.stride, panels, steps_, coming, finishing_);
+      else
+        multiply_pair<P, false>(pairs_.at(pair), pairs_.stride, panels, steps_, coming, finishing_);
+      first_ = false;
+      finishing_.begin(pair * kPairRows, panel, P);
+    }
+  }
+};
+
+// The rows [begin, end) of x to where they lie `stride` apart, zeros where x has nothing.
+void fill_rows(const Call& call, bf16* rows, int64_t stride, int64_t begin, int64_t end) {
+  const int64_t in_features = call.weight->in_features;
+  for (int64_t row = begin; row < end; ++row, rows += stride) {
+    const int64_t width = row < call.rows ? in_features : 0;
+    if (width) std::memcpy(rows, call.x + row * in_features, static_cast<size_t>(width) * sizeof(bf16));
+    std::fill(rows + width, rows + stride, bf16{0});
+  }
+}
+
+// The memory is kept: a step takes none.
+bf16* memory_for(int64_t elements) {
+  constexpr int64_t kLine = 64 / sizeof(bf16);
+  static thread_local std::vector<bf16> memory;
+  if (static_cast<int64_t>(memory.size()) < elements + kLine) memory.resize(static_cast<size_t>(elements + kLine));
+  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(bf16);
+}
+
+// A gate's columns and those it is for begin with a panel each.
+bool takes_gate(int64_t out_features) { return out_features % (2 * kPanel) == 0; }
+
+void multiply(const Call& call) {
+  const Weight& weight = *call.weight;
+  const int64_t stride = padded(weight.in_features), panels = num_panels(weight) / (call.is_gated() ? 2 : 1);
+  Shares shares;
+  shares.start(panels, std::max<int64_t>(1, panels / (team_size() * 8 * kStreams)) * kStreams);
+  if (call.rows <= kTileRows) {
+    const bf16* x = call.x;
+    if (stride != weight.in_features) {
+      bf16* const rows = memory_for(kTileRows * stride);
+      fill_rows(call, rows, stride, 0, call.rows);
+      x = rows;
+    }
+    const uint8_t rows = static_cast<uint8_t>(call.rows);
+    on_team([&] {
+      const TilesInUse in_use(TileRows{rows, rows, rows, rows, rows, rows, rows, 16});
+      const Part part(call);
+      int64_t begin, end;
+      while (shares.take(&begin, &end)) few_rows<kStreams>(call, x, stride, begin, end);
+    });
+    return;
+  }
+  const int64_t pairs = (call.rows + kPairRows - 1) / kPairRows;
+  const int64_t in_place = stride == weight.in_features ? call.rows / kPairRows : 0;
+  bf16* const copy = memory_for((pairs - in_place) * kPairRows * stride);
+  fill_rows(call, copy, stride, in_place * kPairRows, pairs * kPairRows);
+  on_team([&] {
+    const TilesInUse in_use;
+    const Part part(call);
+    ManyRows(call, Pairs{call.x, copy, in_place, pairs, stride}).run(shares);
+  });
+}
+
+}  // namespace
+}  // namespace octavo
