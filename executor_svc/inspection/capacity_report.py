@@ -51,7 +51,8 @@ def capacity(
         if length > longest:
             report["verdict"] = f"a context of {length} is longer than the model's {longest}"
         else:
-            report["verdict"] = f"{sequences} x {length} tokens need {needed * kv_bytes_per_token} bytes of KV memory"
+            room = f"{_mib(needed * kv_bytes_per_token)} of the {_mib(kv)} of KV memory"
+            report["verdict"] = f"{sequences} x {length} tokens need {room}"
     return report
 
 
@@ -62,3 +63,7 @@ def _held(length: int, window: int) -> int:
     block_size = ExecutorSettings.block_size
     blocks = -(-(window - 1 + _STEPS_HELD * ExecutorSettings.max_num_batched_tokens) // block_size) + 1
     return min(length, blocks * block_size)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

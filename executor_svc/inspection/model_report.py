@@ -148,7 +148,7 @@ def _check_tokenizer(location: ModelLocation, config: ServedConfig, question: Qu
     if size > config.vocab_size:
         raise ModelError(f"the tokenizer's vocabulary of {size} does not fit the embedding of {config.vocab_size} rows")
     notes.append("a chat template" if has_template else "no chat template: completions only")
-    notes.append(f"outputs end at {', '.join(map(str, ends))}" if ends else "no token ends an output")
+    notes.append(f"outputs end at token {', '.join(map(str, ends))}" if ends else "no token ends an output")
     return f"fits the vocabulary of {config.vocab_size}; {'; '.join(notes)}"
 
 

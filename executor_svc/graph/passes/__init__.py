@@ -1,1 +1,1 @@
-"""The passes, one a file, and the order in which they run."""
+"""The passes, one a file; optimize.py has the order in which they run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 from executor_svc.kernels.native.isa import InstructionSet
 from executor_svc.kernels.native.sealed import is_whole, seal
 from octavo.home import octavo_home
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent.parent
 """Every .cpp file below it is compiled."""
@@ -79,12 +82,20 @@ def build(isa: InstructionSet, library: Path) -> None:
             [compiler, *_FLAGS, *isa.flags, "-c", str(source), "-o", str(obj)]
             for source, obj in zip(sources, objects, strict=True)
         ]
+        sizes = [source.stat().st_size for source in sources]
+        _tell(0, sum(sizes))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(_run, commands))
+            for index, _ in enumerate(pool.map(_run, commands), 1):
+                _tell(sum(sizes[:index]), sum(sizes))
         whole = Path(scratch) / library.name
         _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(whole)])
         seal(whole)
         whole.replace(library)
+
+
+def _tell(done: int, total: int) -> None:
+    # As octavo.rpc.stages does: who waits for the first start sees that the sources are compiled, and how far that is.
+    logger.info("compiling the kernels", extra={"fields": {"stage": "kernels", "done": done, "total": total}})
 
 
 def find_compiler() -> str:

@@ -187,3 +187,10 @@ def test_a_window_leaves_room_for_more() -> None:
 def test_whether_that_fits(question: dict[str, int], fits: bool) -> None:
     """Context and batch against the KV memory, the model's own end, and weights and KV against what is free."""
     assert _capacity(**question)["fits"] is fits
+
+
+def test_what_it_needs_is_told_beside_what_there_is() -> None:
+    """In units that people read, as the rest of the report."""
+    gib = 1 << 30
+    report = _capacity(available=4 * gib, weight_bytes=2 * gib, kv_bytes_per_token=23040, context=3000, batch=8)
+    assert report["verdict"] == "8 x 3000 tokens need 527.3 MiB of the 1228.8 MiB of KV memory"

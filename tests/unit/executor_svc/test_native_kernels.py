@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import stat
 import sys
@@ -191,6 +192,23 @@ def test_a_compiler_that_fails_is_quoted(home: Path, tmp_path: Path, monkeypatch
     works = 'while [ "$1" != -o ]; do shift; done; echo made >"$2"'
     monkeypatch.setenv("CXX", str(_compiler(tmp_path / "cxx", works)))
     assert find_library(GENERIC).read_bytes().startswith(b"made\n")
+
+
+def test_who_waits_sees_how_far_it_is(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the first moment on, as the stage `kernels` of a start; a library that is there says nothing."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("CXX", str(_compiler(tmp_path / "cxx", 'while [ "$1" != -o ]; do shift; done; echo made >"$2"')))
+    find_library(GENERIC)
+    told = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert {each["stage"] for each in told} == {"kernels"}
+    done = [each["done"] for each in told]
+    assert done == sorted(set(done))
+    assert (done[0], done[-1]) == (0, told[-1]["total"])
+    caplog.clear()
+    find_library(GENERIC)
+    assert not caplog.records
 
 
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
