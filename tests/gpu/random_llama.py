@@ -73,6 +73,10 @@ class RandomCheckpoint:
         self.shapes: Mapping[str, tuple[int, ...]] = tensors_of(shape)
         self.unreadable: Mapping[str, str] = {}
 
+    def file_of(self, name: str) -> Path:  # noqa: ARG002 - all are of one
+        """See Checkpoint."""
+        return self.path
+
     def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
         """See Checkpoint."""
         assert region is None, "this model is not divided"

@@ -253,7 +253,8 @@ def test_a_part_that_fails_stops_no_other(
 
     for name in ("check_results", "measure_pipeline", "measure_steps"):
         monkeypatch.setattr(gpu_check, name, fails)
-    monkeypatch.setattr(gpu_check, "check_runner", lambda *arguments: None)
+    for name in ("check_runner", "check_ranks"):
+        monkeypatch.setattr(gpu_check, name, lambda *arguments: None)
     monkeypatch.setattr(gpu_check, "measure_attention", finds)
     # A package that is not there.
     monkeypatch.setitem(sys.modules, "service_rates", None)
@@ -263,7 +264,8 @@ def test_a_part_that_fails_stops_no_other(
     assert failed == ["kernels", "pipeline", "steps"]
     assert len(written[0]) == 1
     assert document["notes"] == ["the services are not measured: service_rates is not installed"]
-    assert list(document["figures"]["seconds"]) == ["kernels", "runner", "attention", "pipeline", "services", "steps"]
+    parts = ["kernels", "runner", "ranks", "attention", "pipeline", "services", "steps"]
+    assert list(document["figures"]["seconds"]) == parts
     assert "| 8 x 4096 | 0.500 | 87% |" in (tmp_path / "gpu_check.md").read_text()
     assert (
         "decode attention, of the copy's bandwidth: 87.0% (8 x 4096), wanted 85% or more: yes"
