@@ -73,7 +73,7 @@ class RandomCheckpoint:
         self.shapes: Mapping[str, tuple[int, ...]] = tensors_of(shape)
         self.unreadable: Mapping[str, str] = {}
 
-    def file_of(self, name: str) -> Path:  # noqa: ARG002 - all are of one
+    def file_of(self, name: str) -> Path:
         """See Checkpoint."""
         return self.path
 
