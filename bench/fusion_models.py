@@ -78,6 +78,10 @@ class RandomCheckpoint:
         family = find_family(fields)
         return cls(config, family.name_tensors(family.read_config(fields), ()).tensors())
 
+    def file_of(self, name: str) -> Path:  # noqa: ARG002 - all are of one
+        """See Checkpoint."""
+        return self.path
+
     def copy_to(self, name: str, out: Tensor, region: Region | None = None) -> None:
         """See Checkpoint."""
         if region is not None:
