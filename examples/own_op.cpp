@@ -8,13 +8,7 @@ namespace {
 
 using namespace octavo;
 
-template <class T>
-float scale_of(const T* row, int64_t width, float eps) {
-  Vec squares = zero();
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const Vec value = load_part(row + i, width - i, 0.0f);
-    squares = fma(value, value, squares);
-  }
+float scale_of(Vec squares, int64_t width, float eps) {
   float lanes[kLanes];
   store(lanes, squares);
   float total = 0;
@@ -22,20 +16,32 @@ float scale_of(const T* row, int64_t width, float eps) {
   return 1.0f / std::sqrt(total / static_cast<float>(width) + eps);
 }
 
+// What is left of a vector once it is stored.
+Vec as_stored(const bf16*, Vec x) { return rounded_to_bf16(x); }
+Vec as_stored(const float*, Vec x) { return x; }
+
 template <class T>
 void run(const T* x, const T* inner, const T* residual, const T* outer, T* h, T* y, int64_t rows, int64_t width,
          float inner_eps, float outer_eps) {
   // The threads are Octavo's own; small steps are done by one of them alone.
   share_rows(rows, width, 16 * 1024, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin * width; r < end * width; r += width) {
-      const Vec first = broadcast(scale_of(x + r, width, inner_eps));
+      Vec squares = zero();
+      for (int64_t i = 0; i < width; i += kLanes) {
+        const Vec value = load_part(x + r + i, width - i, 0.0f);
+        squares = fma(value, value, squares);
+      }
+      const Vec first = broadcast(scale_of(squares, width, inner_eps));
+      squares = zero();
       for (int64_t i = 0; i < width; i += kLanes) {
         const int64_t left = width - i;
-        // Rounded as the norm's own result would be, in the place of the sum.
-        store_part(h + r + i, mul(mul(load_part(x + r + i, left, 0.0f), first), load_part(inner + i, left, 0.0f)), left);
-        store_part(h + r + i, add(load_part(h + r + i, left, 0.0f), load_part(residual + r + i, left, 0.0f)), left);
+        // Rounded as the norm's own result would be.
+        const Vec normed = mul(mul(load_part(x + r + i, left, 0.0f), first), load_part(inner + i, left, 0.0f));
+        const Vec sum = as_stored(h, add(as_stored(h, normed), load_part(residual + r + i, left, 0.0f)));
+        squares = fma(sum, sum, squares);
+        store_part(h + r + i, sum, left);
       }
-      const Vec second = broadcast(scale_of(h + r, width, outer_eps));
+      const Vec second = broadcast(scale_of(squares, width, outer_eps));
       for (int64_t i = 0; i < width; i += kLanes) {
         const int64_t left = width - i;
         store_part(y + r + i, mul(mul(load_part(h + r + i, left, 0.0f), second), load_part(outer + i, left, 0.0f)), left);
