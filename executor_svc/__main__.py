@@ -25,13 +25,11 @@ from executor_svc.parallel.place import find_place, take_cores
 from executor_svc.parallel.start import start_ranks
 from octavo.models import ModelError
 from octavo.rpc.server import PortTakenError, run
-from octavo.rpc.settings import SettingsError, stop_with
+from octavo.rpc.settings import SettingsError, refuse_start, stop_with
 from octavo.rpc.stages import Stages, process_started
 from octavo.rpc.telemetry import configure_logging
 from octavo.settings import ExecutorSettings, load
 
-EXIT_REFUSED = 2
-"""Of a start that the settings, the model or a port do not allow."""
 SWITCH_INTERVAL = 0.0005
 """Seconds that one thread may run Python while another wants to; Python's own is 0.005. Whatever the event loop has to
 do at length, a page of metrics or the frame of a long prompt, holds up the device by no more than this.
@@ -68,8 +66,7 @@ def main() -> int:
         else:
             code = run(serve(settings, stages, None if place is None else RanksPlan(place, started)))
     except (ModelError, ModelLoadError, PortTakenError, SettingsError) as error:
-        print(f"executor: error: {error}", file=sys.stderr)
-        code = EXIT_REFUSED
+        code = refuse_start("executor", error)
     # Python would wait for a device thread that hangs; and NCCL, of ranks on GPUs, for the graphs that it is part of.
     if code == EXIT_HUNG or (place is not None and settings.device != "cpu"):
         logging.shutdown()

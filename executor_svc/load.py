@@ -183,38 +183,35 @@ class Load:
         """
         with contextlib.ExitStack() as stack:
             with self._all_or_none():
-                if self._device.type == "cpu":
-                    follower = self._follower(self._load_model())
+                device = open_accelerator(self._device) if self._device.type != "cpu" else None
+                model = self._load_model() if device is None else self._load_on(device)
+                assert self._ranks is not None  # its plan
+                assert isinstance(model, CausalLM)  # the loader: only these are divided
+                self._stages.done("weights")
+                if device is None:
+                    follower = self._follower(model, self._ranks)
                 else:
-                    device = open_accelerator(self._device)
-                    follower = self._following(self._load_on(device), device)
+                    follower = self._device_follower(model, self._ranks, device)
                     stack.enter_context(device.on(device.compute))
                 self._stages.done("KV memory")
-            assert self._ranks is not None  # its plan
             stack.callback(self._ranks.watch.close)
             if self._pages is not None:
                 self._pages.start()
                 stack.callback(self._pages.stop)
             follower.follow()
 
-    def _follower(self, model: LoadedModel) -> Follower:
+    def _follower(self, model: CausalLM, ranks: ConnectedRanks) -> Follower:
         """Take KV memory on the host."""
-        assert self._ranks is not None  # its plan
-        assert isinstance(model, CausalLM)  # the loader: only these are divided
-        self._stages.done("weights")
         limits = self._limits(model.config, self._free_memory())
         kv_cache = self._take_kv_memory(model, limits)
         self._pages = KvPages(kv_cache)
-        return Follower(model, kv_cache, self._ranks, pages=self._pages)
+        return Follower(model, kv_cache, ranks, pages=self._pages)
 
-    def _following(self, model: LoadedModel, device: Device) -> Follower:
+    def _device_follower(self, model: CausalLM, ranks: ConnectedRanks, device: Device) -> Follower:
         """Take KV memory on an accelerator."""
-        assert self._ranks is not None  # its plan
-        assert isinstance(model, CausalLM)  # the loader: only these are divided
-        self._stages.done("weights")
         plan, limits_of = self._device_plan(model)
         block_size = self._settings.block_size
-        return load_follower(model, self.kernels, self.dtype, block_size, plan, limits_of, device, self._ranks)
+        return load_follower(model, self.kernels, self.dtype, block_size, plan, limits_of, device, ranks)
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:

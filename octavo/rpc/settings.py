@@ -173,10 +173,15 @@ def read(
     return settings_class(**values)
 
 
-def stop_with(program: str, error: Exception) -> NoReturn:
-    """End the process with a setting's error, as argparse ends it: exit code 2, one line on stderr."""
+def refuse_start(program: str, error: Exception) -> int:
+    """Say why a program does not start, as argparse says it, in one line on stderr; return its exit code, 2."""
     print(f"{program}: error: {error}", file=sys.stderr)
-    raise SystemExit(2)
+    return 2
+
+
+def stop_with(program: str, error: Exception) -> NoReturn:
+    """End the process with a setting's error; see refuse_start."""
+    raise SystemExit(refuse_start(program, error))
 
 
 class _Parser(argparse.ArgumentParser):
