@@ -50,7 +50,7 @@ def load_runner(
     leading: Leading | None = None,
 ) -> PipelinedRunner:
     """Return the runner. limits_of: what can be held with so many bytes for KV, where the settings name none.
-    `leading`: where this is rank 0 of several, to which `follow_runner` is what the others do meanwhile.
+    `leading`: where this is rank 0 of several; what the others do meanwhile is load_follower.
 
     Raises SettingsError, with the numbers, where something does not fit.
     """

@@ -98,7 +98,7 @@ struct Coming {
 };
 
 // 32 rows times one or two panels: each tile of weights meets two of activations, and the other way round. Rows of `x` are
-// `stride` elements apart. `before` is the block whose sums the tiles hold yet.
+// `stride` elements apart. `before` is the block whose sums the tiles hold yet; `first` that nobody has fetched the panels.
 template <int P, bool first>
 void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64_t steps, Coming& coming,
                    Finishing& before) {
