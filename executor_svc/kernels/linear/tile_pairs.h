@@ -1,8 +1,8 @@
 // Products of more rows than a tile has, 32 at a time: blocks of 32 rows times two panels.
 //
 // A core's vectors and its tiles stand still for each other where the work of one follows that of the other, however
-// independent: so what a block came to is stored between the first products of the next block, and rounded, activated and
-// written a few rows at a time between those that follow. With that the activation costs next to nothing.
+// independent: so what a block came to is stored between the first products of the next block, and rounded, activated
+// and written a few rows at a time between those that follow. With that the activation costs next to nothing.
 #pragma once
 
 #include "tiles.h"
@@ -97,8 +97,9 @@ struct Coming {
   }
 };
 
-// 32 rows times one or two panels: each tile of weights meets two of activations, and the other way round. Rows of `x` are
-// `stride` elements apart. `before` is the block whose sums the tiles hold yet; `first` that nobody has fetched the panels.
+// 32 rows times one or two panels: each tile of weights meets two of activations, and the other way round. Rows of `x`
+// are `stride` elements apart. `before` is the block whose sums the tiles hold yet; `first` that nobody has fetched the
+// panels.
 template <int P, bool first>
 void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64_t steps, Coming& coming,
                    Finishing& before) {
