@@ -16,6 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import asyncio
+import gc
 import importlib.util
 
 import grpc.aio
@@ -52,6 +53,11 @@ async def _keep_poller() -> None:
     loop each. That is a thing no service does, it has had races (grpc's issues 22365 and 43364), and a run has crashed.
     """
     grpc.aio.init_grpc_aio()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again: a service's `__main__`, which tests import, has that stop until the service runs."""
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
