@@ -21,7 +21,11 @@ import importlib.util
 
 import grpc.aio
 import pytest
+from cell_of_tests import CELL
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+# Of the cells that commands start for tests; those that tests start themselves are given it.
+os.environ["OCTAVO_CELL"] = CELL
 
 # Examples differ between machines in time, never in outcome: no deadline, and the same ones in every run. The thorough
 # profile looks further, under `make test-full`.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import grpc.aio
+from cell_of_tests import CELL
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.server import ExecutorServer
@@ -30,6 +31,7 @@ from scheduler_svc.server import SchedulerServer
 
 TIMEOUT = 60.0
 FLAGS = {
+    "cell": CELL,
     "dtype": "float32",
     "threads": "1",
     "check_invariants": "true",

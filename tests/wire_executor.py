@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from cell_of_tests import CELL
 
 from octavo.internal.executor.v1 import executor_pb2, executor_pb2_grpc, sequence_pb2
 from octavo.rpc.logprobs import pack_floats, pack_ids
@@ -100,7 +101,7 @@ class FakeExecutor(Watched, executor_pb2_grpc.ExecutorServiceServicer):
         self._logprob_bytes = logprob_bytes
         values: dict[str, Any] = {
             "incarnation": secrets.token_hex(16),
-            "cell": "default",
+            "cell": CELL,
             "model_name": MODEL,
             "model_revision": REVISION,
             "tokenizer_hash": "t" * 64,

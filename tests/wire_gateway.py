@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
+from cell_of_tests import CELL
 from wire_executor import MODEL, REVISION, TIMEOUT, Watched
 
 from octavo.internal.executor.v1 import sequence_pb2
@@ -54,7 +55,7 @@ class FakeGateway(Watched):
         self.reader: asyncio.Future[grpc.aio.AioRpcError | None] | None = None
 
     async def attach(
-        self, live: Iterable[int] = (), *, cell: str = "default", highest_term: int = 0, read: bool = True
+        self, live: Iterable[int] = (), *, cell: str = CELL, highest_term: int = 0, read: bool = True
     ) -> scheduler_pb2.Welcome:
         """Open a stream, say Hello, and read on in the background after Welcome."""
         self._call = self.stub.Attach()

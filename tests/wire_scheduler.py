@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from cell_of_tests import CELL
 from wire_executor import TIMEOUT, FakeExecutor
 from wire_gateway import FakeGateway
 
@@ -65,7 +66,8 @@ async def running_scheduler(*executors: FakeExecutor, **options: Any) -> AsyncIt
         await executor.start()
     # Without an executor: a port that nobody listens on.
     addresses = ",".join(executor.address for executor in executors) or "127.0.0.1:1"
-    values: dict[str, Any] = {"executors": addresses, "port": 0, "metrics_port": 0, "check_invariants": True}
+    values: dict[str, Any] = {"executors": addresses, "cell": CELL, "port": 0, "metrics_port": 0}
+    values |= {"check_invariants": True}
     server = SchedulerServer(SchedulerSettings(**(values | {"resolve_interval": 0.05} | options)), **arguments)
     await server.start()
     scheduler = RunningScheduler(server)

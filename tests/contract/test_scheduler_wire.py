@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 import pytest
+from cell_of_tests import CELL
 from wire_executor import MODEL, REVISION, FakeExecutor, expected_tokens
 from wire_gateway import FakeGateway, Outcome, all_outputs, submit_message
 from wire_scheduler import running_scheduler
@@ -306,7 +307,7 @@ async def test_a_stream_begins_with_hello() -> None:
     """Any other first frame, and a Hello without an incarnation or with a term that is the last, is invalid."""
     async with running_scheduler() as scheduler:
         gateway = await scheduler.gateway(attach=False)
-        last_term = scheduler_pb2.Hello(incarnation="g", cell="default", highest_term=2**64 - 1)
+        last_term = scheduler_pb2.Hello(incarnation="g", cell=CELL, highest_term=2**64 - 1)
         frames = ({"ack": scheduler_pb2.Ack(sequence=0)}, {"hello": scheduler_pb2.Hello()}, {"hello": last_term})
         for first in frames:
             call = gateway.stub.Attach()
