@@ -29,6 +29,10 @@ PORT_FIELDS = {"grpc": "port", "http": "http_port", "admin": "admin_port", "metr
 """Names of container ports, and the setting that each is."""
 
 
+NAMESPACE = "the-namespace"
+"""What a pod is told of where it is."""
+
+
 class Missing(Exception):  # noqa: N818 - what is missing, not what went wrong
     """Something that a container refers to is not there."""
 
@@ -85,6 +89,9 @@ def _value(
         if key not in SECRETS:
             raise Missing(f"nobody is told to make the Secret {key[0]} with {key[1]}")
         return SECRETS[key]
+    if source == "fieldRef":
+        assert reference["fieldPath"] == "metadata.namespace", reference
+        return NAMESPACE
     assert source == "resourceFieldRef", source
     section, _, resource = reference["resource"].partition(".")
     amount = container.get("resources", {}).get(section, {}).get(resource)
@@ -186,6 +193,16 @@ def one_model(rendered: Rendered) -> Iterator[str]:
                 names.add(given_environment(rendered, workload.pod, container).get("OCTAVO_MODEL"))
     if len(names - {None}) != 1:
         yield f"the model is {sorted(map(str, names - {None}))}"
+
+
+@Check
+def one_cell(rendered: Rendered) -> Iterator[str]:
+    """The services of a namespace are a cell of its name: a pod's address may be another namespace's by and by."""
+    for workload in rendered.services:
+        with contextlib.suppress(SettingsError, Missing):
+            chosen = read_settings(rendered, workload).cell
+            if chosen != NAMESPACE:
+                yield f"{workload.name}: its cell is {chosen!r} in every namespace"
 
 
 @Check

@@ -70,6 +70,10 @@ def _settings_faults() -> Iterator[Fault]:
     yield Fault("commands", "Job/model", f"{MAIN}.command.3", "$(MODEL)", "no model '$(MODEL)'")
     yield Fault("commands", "Job/model", f"{MAIN}.env.0.valueFrom.configMapKeyRef.key", "NAME", "has no NAME")
     yield Fault("one_model", GATEWAY, f"{MAIN}.env", appended({"name": "OCTAVO_MODEL", "value": "o/m"}), "['Qwen")
+    for where in (GATEWAY, SCHEDULER, EXECUTOR):
+        fixed = appended({"name": "OCTAVO_CELL", "value": "mine"})
+        yield Fault("one_cell", where, f"{MAIN}.env", fixed, "its cell is 'mine' in every namespace")
+    yield Fault("one_cell", SCHEDULER, f"{MAIN}.env", [], "its cell is 'default'")
     yield Fault("devices", EXECUTOR, f"{MAIN}.resources.limits", {"memory": "8Gi"}, "the device is cuda")
     yield Fault("devices", "ConfigMap/executor", "data.OCTAVO_DEVICE", "cuda", "and the image", "cpu")
     yield Fault("devices", EXECUTOR, f"{MAIN}.env", [], "compiled kernels go to the home folder")
