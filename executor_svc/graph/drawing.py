@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from html import escape
 
 from torch import fx
 
+from executor_svc.graph.aliases import base_of
 from executor_svc.graph.model_graph import ModelGraph
 from executor_svc.graph.ops import Op
 
 WIDTH, HEIGHT, ACROSS, DOWN = 190, 34, 24, 26
 """Of a box, and the space between boxes, in pixels."""
+Place = tuple[float, float]
+"""The upper left corner of a box."""
 _FILLS = {"fused": "#cfe8cf", "linear": "#d5ddf0", "attention": "#f0dcc8", "view": "#f4f4f4", "other": "#f6efc9"}
 _FUSED = frozenset(
     [
@@ -29,11 +32,14 @@ _FUSED = frozenset(
 
 
 def draw(graph: ModelGraph, title: str) -> str:
-    """Return the drawing: boxes for ops, green where a pass made them, and lines from what each takes."""
+    """Return the drawing: boxes for ops, green where a pass made them, and lines from what each takes.
+
+    What an op changes and leaves, such as a residual, comes from that op for all after it.
+    """
     rows = _rows(graph)
     columns = max((len(row) for row in rows), default=1)
     width, height = columns * (WIDTH + ACROSS) + ACROSS, len(rows) * (HEIGHT + DOWN) + DOWN + 30
-    places: dict[fx.Node, tuple[float, float]] = {}
+    places: dict[fx.Node, Place] = {}
     for depth, row in enumerate(rows):
         left = (width - len(row) * (WIDTH + ACROSS) + ACROSS) / 2
         for index, node in enumerate(row):
@@ -44,7 +50,7 @@ def draw(graph: ModelGraph, title: str) -> str:
         f"<title>{escape(title)}</title>",
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="{ACROSS}" y="24" style="font-size: 15px">{escape(title)}</text>',
-        *(_line(places[taken], at) for node, at in places.items() for taken in node.all_input_nodes if taken in places),
+        *(_line(places[taken], places[node], places.values()) for taken, node in _edges(graph) if taken in places),
         *(_box(node, at) for node, at in places.items()),
         "</svg>",
     ]
@@ -71,18 +77,35 @@ def _rows(graph: ModelGraph) -> list[list[fx.Node]]:
     return rows
 
 
-def _line(start: tuple[float, float], end: tuple[float, float]) -> str:
+def _edges(graph: ModelGraph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    changed_by: dict[fx.Node, fx.Node] = {}
+    for node in graph.calls():
+        for taken in node.all_input_nodes:
+            yield changed_by.get(taken, taken), node
+        if isinstance(node.target, Op) and node.target.keeps is not None:
+            changed = node.args[node.target.keeps]
+            assert isinstance(changed, fx.Node)
+            changed_by[changed] = node
+
+
+def _line(start: Place, end: Place, boxes: Collection[Place]) -> str:
     x1, y1, x2, y2 = start[0] + WIDTH / 2, start[1] + HEIGHT, end[0] + WIDTH / 2, end[1]
-    middle = (y1 + y2) / 2
-    path = f"M {x1:.0f} {y1:.0f} C {x1:.0f} {middle:.0f}, {x2:.0f} {middle:.0f}, {x2:.0f} {y2:.0f}"
+    if x1 == x2 and any(abs(x - start[0]) < WIDTH and start[1] < y < end[1] for x, y in boxes):
+        # Beside the boxes that lie between.
+        right, out, y1, y2 = start[0] + WIDTH, start[0] + WIDTH + ACROSS, y1 - HEIGHT / 2, y2 + HEIGHT / 2
+        path = f"M {right:.0f} {y1:.0f} C {out:.0f} {y1:.0f}, {out:.0f} {y2:.0f}, {right:.0f} {y2:.0f}"
+    else:
+        middle = (y1 + y2) / 2
+        path = f"M {x1:.0f} {y1:.0f} C {x1:.0f} {middle:.0f}, {x2:.0f} {middle:.0f}, {x2:.0f} {y2:.0f}"
     return f'<path d="{path}" fill="none" stroke="#999"/>'
 
 
-def _box(node: fx.Node, at: tuple[float, float]) -> str:
+def _box(node: fx.Node, at: Place) -> str:
     x, y = at
     name = node.target.name if isinstance(node.target, Op) else str(node.target)
     width = " x ".join(map(str, node.meta["shape"] or ())) or "no result"
-    buffer = node.meta.get("buffer")
+    # A view has a name of its own in the compiled graph, and no memory.
+    buffer = base_of(node).meta.get("buffer")
     below = width if buffer is None else f"{width}, buffer {buffer}"
     weights = [each.target for each in node.all_input_nodes if each.op == "get_attr"]
     hint = escape("\n".join([name, width, *map(str, weights)]))

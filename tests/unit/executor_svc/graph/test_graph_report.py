@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from unittest.mock import ANY
 from xml.etree import ElementTree
@@ -14,7 +15,7 @@ from model_variations import FIRSTS
 from executor_svc.graph import ops
 from executor_svc.graph.buffers import Buffers, intermediates, own_buffers, peak_bytes, planned_buffers
 from executor_svc.graph.capture import Capture
-from executor_svc.graph.drawing import draw
+from executor_svc.graph.drawing import DOWN, draw
 from executor_svc.graph.optimize import PASSES, choose_passes, optimize
 from executor_svc.inspection.graph_report import graph_report
 from executor_svc.kernels import build_kernels
@@ -64,6 +65,10 @@ def test_the_source_names_every_buffer(root: Path) -> None:
     assert sources[0].count(" = ") == sources[1].count(" = ")
 
 
+def _boxes(drawing: str) -> list[ElementTree.Element]:
+    return ElementTree.fromstring(drawing).findall("{http://www.w3.org/2000/svg}g")
+
+
 def test_drawings_are_svg(root: Path) -> None:
     """A box for every call and one for what comes in, lines between; the text is escaped."""
     graph = plain_graph(saved_folder(root, FIRSTS[0]))
@@ -75,6 +80,30 @@ def test_drawings_are_svg(root: Path) -> None:
     title = drawing.find(f"{name}title")
     assert title is not None
     assert title.text == "a < b"
+
+
+def test_a_view_is_drawn_in_the_buffer_that_it_lies_in(root: Path) -> None:
+    """Heads side by side take no memory: they are the attention's result."""
+    graph = plain_graph(saved_folder(root, FIRSTS[0]))
+    optimize(graph)
+    boxes = [[each.text or "" for each in box if each.tag.endswith("text")] for box in _boxes(draw(graph, "views"))]
+    buffers = [(name, below.rpartition(" ")[2]) for name, below in boxes if name in ("attention", "flat")]
+    assert [name for name, _ in buffers] == ["attention", "flat"] * (len(buffers) // 2)
+    assert buffers
+    assert all(buffers[index][1] == buffers[index + 1][1] for index in range(0, len(buffers), 2))
+
+
+def test_no_line_lies_behind_a_box(root: Path) -> None:
+    """One that goes straight down ends at the next row; a residual comes from the op that changed it last."""
+    graph = plain_graph(saved_folder(root, FIRSTS[0]))
+    optimize(graph)
+    drawing = ElementTree.fromstring(draw(graph, "residuals"))
+    lines = [path.attrib["d"] for path in drawing.iter() if "d" in path.attrib]
+    paths = [[float(each) for each in re.findall(r"[\d.]+", line)] for line in lines]
+    straight = [path for path in paths if len({path[index] for index in (0, 2, 4, 6)}) == 1]
+    beside = [path for path in paths if path[0] == path[6] and path not in straight]
+    assert {path[7] - path[1] for path in straight} == {DOWN}
+    assert len(beside) == len(list(graph.calls(ops.add_rms_norm))) == len({path[1] for path in beside})
 
 
 def test_the_report_has_what_each_pass_did(root: Path, tmp_path: Path) -> None:
