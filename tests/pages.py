@@ -115,8 +115,8 @@ class Reader:
         (folder / ".venv").mkdir()
         (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
         (folder / ".venv" / ".made").touch()
-        # Nothing of who runs the tests, but the kernels that were compiled for them.
-        kept = {"OCTAVO_KERNELS_DIR"}
+        # Nothing of who runs the tests, but the kernels that were compiled for them, and the cell's name.
+        kept = {"OCTAVO_KERNELS_DIR", "OCTAVO_CELL"}
         environ = {name: value for name, value in os.environ.items() if name in kept or not name.startswith("OCTAVO_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
         self._environ = {**environ, "PATH": path, "OCTAVO_HOME": str(home), "NO_COLOR": "1"}

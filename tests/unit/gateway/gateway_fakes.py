@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from cell_of_tests import CELL
 from gateway_page import check_requests_balance
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from metrics_page import Page, scrape
@@ -196,10 +197,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             await asyncio.Event().wait()
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
-        """Serve one gateway."""
+        """Serve one gateway of these tests. Others were somebody else's, who had this port before."""
+        frames = aiter(request_iterator)
+        hello = await anext(frames, None)
+        if hello is None or hello.hello.cell != CELL:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not a gateway of this cell")
         outgoing: asyncio.Queue[scheduler_pb2.AttachResponse | None] = asyncio.Queue()
         self._outgoing = outgoing
-        reader = asyncio.create_task(self._read(request_iterator))
+        reader = asyncio.create_task(self._read(hello, frames))
         stepper = asyncio.create_task(self._step_alone()) if self.auto else None
         try:
             while (frame := await outgoing.get()) is not None:
@@ -211,12 +216,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     task.cancel()
             self._changed.set()
 
-    async def _read(self, request_iterator: Any) -> None:
-        async for frame in request_iterator:
+    async def _read(self, hello: scheduler_pb2.AttachRequest, frames: AsyncIterator[Any]) -> None:
+        self.received.append(hello)
+        self._welcome(hello.hello)
+        self._changed.set()
+        async for frame in frames:
             self.received.append(frame)
             match frame.WhichOneof("frame"):
-                case "hello":
-                    self._welcome(frame.hello)
                 case "submit":
                     self._submit(frame.submit)
                 case "cancel":
@@ -354,7 +360,7 @@ async def running_stack(
         admin_port=0,
         metrics_port=0,
         check_invariants=True,
-        **{"drain_grace": 0.0, **settings_fields},
+        **{"cell": CELL, "drain_grace": 0.0, **settings_fields},
     )
     gateway = GatewayServer(settings, [prepared], QUICK)
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from cell_of_tests import CELL
 from gateway_fakes import TIMEOUT, Stack, running_stack
 from grpc_health.v1 import health_pb2
 
@@ -21,7 +22,7 @@ from octavo.v1 import inference_pb2, model_pb2
 
 KEY, OTHER_KEY = "sk-0123456789", "sk-abcdefghij"
 RESUME_KEY = "r" * 16
-TOKEN = ResumeTokens(RESUME_KEY, "default").make(("ab" * 16, 1), "alice")
+TOKEN = ResumeTokens(RESUME_KEY, CELL).make(("ab" * 16, 1), "alice")
 FILE = f"""# who may call
 alice {KEY}
 

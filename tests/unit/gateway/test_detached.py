@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cell_of_tests import CELL
 from gateway_fakes import TIMEOUT, FakeScheduler, running_stack
 from tokenizer_samples import EOS_ID, byte_level
 
@@ -52,7 +53,7 @@ async def test_a_lost_client_is_a_cancel_unless_it_asked_for_grace(prepared: Pre
         (submit,) = stack.scheduler.of_kind("submit")
         assert submit.resume_grace.seconds == 30
         assert submit.gateway_state
-        assert ResumeTokens(KEY, "default").open(started.resume_token, "default", "t") == (
+        assert ResumeTokens(KEY, CELL).open(started.resume_token, "default", "t") == (
             submit.first_gateway,
             submit.first_request,
         )
@@ -92,7 +93,7 @@ async def test_who_says_that_it_is_not_wanted_ends_it(prepared: PreparedModel) -
         error = from_rpc_error(raised.value)
         assert (error.code, error.reason) == (grpc.StatusCode.CANCELLED, "CANCELLED_BY_CLIENT")
         await stack.scheduler.wait_received("cancel")
-        elsewhere = ResumeTokens(KEY, "default").make(("cd" * 16, 9), "default")
+        elsewhere = ResumeTokens(KEY, CELL).make(("cd" * 16, 9), "default")
         await stack.inference.CancelGenerate(
             inference_pb2.CancelGenerateRequest(resume_token=elsewhere), timeout=TIMEOUT
         )

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from cell_of_tests import CELL
 from gateway_fakes import TIMEOUT, FakeScheduler, Stack, pool_of, running_stack, text_of
 from gateway_page import endings_of
 from google.protobuf import descriptor_pb2
@@ -274,7 +275,7 @@ class GatewayProcess:
 async def gateway_process(model: Path | str, scheduler: str, *flags: str) -> AsyncIterator[GatewayProcess]:
     """Run the gateway as a process; kill it if it is still there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OCTAVO_")}
-    command = [sys.executable, "-m", "gateway", "--model", str(model), "--scheduler", scheduler]
+    command = [sys.executable, "-m", "gateway", "--model", str(model), "--scheduler", scheduler, "--cell", CELL]
     command += ["--port", "0", "--http-port", "0", "--admin-port", "0", "--metrics-port", "0", *flags]
     process = await asyncio.create_subprocess_exec(
         *command,
