@@ -30,6 +30,7 @@ from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings
 from scheduler_svc.server import SchedulerServer
 
 TIMEOUT = 60.0
+_MOST_STARTS = 3
 FLAGS = {
     "cell": CELL,
     "dtype": "float32",
@@ -324,13 +325,32 @@ async def processes(
     model: PreparedModel, logs: Path, *, num_executors: int = 1, flags: Mapping[str, str] | None = None
 ) -> AsyncIterator[ProcessStack]:
     """Start a cell of processes and wait until it serves; end whatever of it still lives."""
-    stack = plan_processes(model, logs, num_executors=num_executors, flags=flags)
-    stack.start_all()
+    for _ in range(_MOST_STARTS):
+        stack = plan_processes(model, logs, num_executors=num_executors, flags=flags)
+        stack.start_all()
+        try:
+            if await _has_its_ports(stack):
+                yield stack
+                return
+        finally:
+            stack.stop_all()
+    raise AssertionError(f"{_MOST_STARTS} times a port that was free was another's by the time a service came up")
+
+
+async def _has_its_ports(stack: ProcessStack) -> bool:
+    """Wait until a cell serves. False where another process has taken a port of it since it was planned."""
+    serving = asyncio.ensure_future(wait_serving(stack.gateway_address))
     try:
-        await wait_serving(stack.gateway_address)
-        yield stack
+        while True:
+            done, _ = await asyncio.wait({serving}, timeout=0.05)
+            for name, process in stack.processes.items():
+                if process.poll() is not None and "cannot listen on" in stack.log_of(name):
+                    return False
+            if done:
+                await serving
+                return True
     finally:
-        stack.stop_all()
+        serving.cancel()
 
 
 def _settings(settings_class: type[SettingsType], flags: Mapping[str, str], **own: str) -> SettingsType:
