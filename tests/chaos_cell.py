@@ -7,12 +7,13 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from cell_of_tests import CELL
+from ports import take_ports
 from tcp_proxy import TcpProxy
 
 from executor_svc.kernels.native.build import BUILT_AHEAD_IN
@@ -65,10 +66,9 @@ class ChaosCell:
         self._flags = {program: {**each, **(flags or {}).get(program, {})} for program, each in FLAGS.items()}
         self._logs = logs
         names = (*GATEWAYS, *(f"{name} http" for name in GATEWAYS), *SCHEDULERS, *self.executors)
-        self._ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        self._ports = dict(zip(names, take_ports(len(names)), strict=True))
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-        # Ports of what is killed are soon another's, who is of another cell.
-        self._environ |= {"OCTAVO_RESUME_KEY": secrets.token_hex(16), "OCTAVO_CELL": f"chaos-{secrets.token_hex(4)}"}
+        self._environ |= {"OCTAVO_RESUME_KEY": secrets.token_hex(16), "OCTAVO_CELL": CELL}
         if BUILT_AHEAD_IN in os.environ:
             self._environ[BUILT_AHEAD_IN] = os.environ[BUILT_AHEAD_IN]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -223,14 +223,3 @@ async def chaos_cell(
         cell.stop()
         for proxy in cell.proxies.values():
             await proxy.stop()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

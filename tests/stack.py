@@ -17,6 +17,7 @@ from typing import Protocol
 import grpc.aio
 from cell_of_tests import CELL
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ports import take_ports
 
 from executor_svc.server import ExecutorServer
 from gateway.scheduler_client import Backoff
@@ -30,7 +31,6 @@ from octavo.settings import ExecutorSettings, GatewaySettings, SchedulerSettings
 from scheduler_svc.server import SchedulerServer
 
 TIMEOUT = 60.0
-_MOST_STARTS = 3
 FLAGS = {
     "cell": CELL,
     "dtype": "float32",
@@ -309,11 +309,16 @@ def plan_processes(
     model: PreparedModel, logs: Path, *, num_executors: int = 1, flags: Mapping[str, str] | None = None
 ) -> ProcessStack:
     """Plan a cell of processes on free ports; nothing is started yet."""
+    first = take_ports(4 + 2 + 2 * num_executors)[0]
+    other = first + num_executors
     options = PlanOptions(
         num_executors=num_executors,
-        gateway_port=0,
-        scheduler_port=0,
-        executor_port=0,
+        executor_port=first,
+        gateway_port=other,
+        scheduler_port=other + 1,
+        admin_port=other + 2,
+        http_port=other + 3,
+        metrics_port=other + 4,
         extra={**FLAGS, **(flags or {})},
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
@@ -325,32 +330,13 @@ async def processes(
     model: PreparedModel, logs: Path, *, num_executors: int = 1, flags: Mapping[str, str] | None = None
 ) -> AsyncIterator[ProcessStack]:
     """Start a cell of processes and wait until it serves; end whatever of it still lives."""
-    for _ in range(_MOST_STARTS):
-        stack = plan_processes(model, logs, num_executors=num_executors, flags=flags)
-        stack.start_all()
-        try:
-            if await _has_its_ports(stack):
-                yield stack
-                return
-        finally:
-            stack.stop_all()
-    raise AssertionError(f"{_MOST_STARTS} times a port that was free was another's by the time a service came up")
-
-
-async def _has_its_ports(stack: ProcessStack) -> bool:
-    """Wait until a cell serves. False where another process has taken a port of it since it was planned."""
-    serving = asyncio.ensure_future(wait_serving(stack.gateway_address))
+    stack = plan_processes(model, logs, num_executors=num_executors, flags=flags)
+    stack.start_all()
     try:
-        while True:
-            done, _ = await asyncio.wait({serving}, timeout=0.05)
-            for name, process in stack.processes.items():
-                if process.poll() is not None and "cannot listen on" in stack.log_of(name):
-                    return False
-            if done:
-                await serving
-                return True
+        await wait_serving(stack.gateway_address)
+        yield stack
     finally:
-        serving.cancel()
+        stack.stop_all()
 
 
 def _settings(settings_class: type[SettingsType], flags: Mapping[str, str], **own: str) -> SettingsType:

@@ -66,9 +66,15 @@ async def running_scheduler(*executors: FakeExecutor, **options: Any) -> AsyncIt
         await executor.start()
     # Without an executor: a port that nobody listens on.
     addresses = ",".join(executor.address for executor in executors) or "127.0.0.1:1"
-    values: dict[str, Any] = {"executors": addresses, "cell": CELL, "port": 0, "metrics_port": 0}
-    values |= {"check_invariants": True}
-    server = SchedulerServer(SchedulerSettings(**(values | {"resolve_interval": 0.05} | options)), **arguments)
+    settings: dict[str, Any] = {
+        "executors": addresses,
+        "cell": CELL,
+        "port": 0,
+        "metrics_port": 0,
+        "check_invariants": True,
+        "resolve_interval": 0.05,
+    }
+    server = SchedulerServer(SchedulerSettings(**(settings | options)), **arguments)
     await server.start()
     scheduler = RunningScheduler(server)
     try:

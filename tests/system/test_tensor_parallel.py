@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from pathlib import Path
 
 import psutil
 import pytest
+from ports import take_port
 from reference import Reference
 from stack import TIMEOUT, ProcessStack, get_load, plan_processes, processes, wait_idle, wait_serving
 from stack_client import read_stream, request_for
@@ -84,9 +84,7 @@ async def test_torchrun_starts_ranks_on_two_machines(
     loss of the one ends the other, and with it both agents.
     """
     stack = plan_processes(tiny_model, tmp_path, flags=FLAGS)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    other = stack.use_torchrun("executor-0", port)
+    other = stack.use_torchrun("executor-0", take_port())
     stack.start_all()
     try:
         await wait_serving(stack.gateway_address)

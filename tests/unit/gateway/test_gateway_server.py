@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -24,6 +23,7 @@ from gateway_page import endings_of
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from ports import take_ports
 from prepared_samples import MakePrepared
 
 from gateway import server
@@ -213,16 +213,8 @@ async def test_operators_see_a_gateway_that_stops(prepared: PreparedModel, monke
 @pytest.mark.parametrize("field", ["port", "http_port", "admin_port", "metrics_port"])
 async def test_taken_port(prepared: PreparedModel, field: str) -> None:
     """A port that another has is said by the name of its flag, and the gateway leaves the others as they were."""
-    with contextlib.ExitStack() as held:
-        ports = {}
-        for name in ("port", "http_port", "admin_port", "metrics_port"):
-            listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports[name] = listener.getsockname()[1]
-            if name == field:
-                listener.listen()
-            else:
-                listener.close()
+    ports = dict(zip(("port", "http_port", "admin_port", "metrics_port"), take_ports(4), strict=True))
+    with socket.create_server(("127.0.0.1", ports[field])):
         settings = GatewaySettings(model=prepared.name, scheduler="127.0.0.1:1", **ports)
         gateway = GatewayServer(settings, [prepared], Backoff(0.01, 0.02))
         with pytest.raises(PortTakenError, match=f"--{field.replace('_', '-')} "):

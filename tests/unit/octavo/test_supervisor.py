@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import take_ports
 
 from octavo.local import supervisor as supervisor_module
 from octavo.local.child import Child
@@ -27,15 +27,6 @@ NAMES = ("gateway", "scheduler", "executor-0", "executor-1")
 TIMEOUT = 30.0
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def fake_plan(folder: Path, modes: Sequence[str] = ("serve",) * 4) -> CellPlan:
     """Return a cell of fakes that note what happens in `folder`/events."""
     return CellPlan(
@@ -46,7 +37,7 @@ def fake_plan(folder: Path, modes: Sequence[str] = ("serve",) * 4) -> CellPlan:
                 f"127.0.0.1:{port}",
                 "127.0.0.1:1",
             )
-            for name, port, mode in zip(NAMES, free_ports(len(modes)), modes, strict=False)
+            for name, port, mode in zip(NAMES, take_ports(len(modes)), modes, strict=False)
         ),
         "127.0.0.1:1",
         "127.0.0.1:1",
@@ -253,7 +244,7 @@ def test_services_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     """SIGKILL stops no one in order, but leaves no one behind either."""
     code = f"""
 import asyncio, sys
-sys.path.insert(0, {str(FAKE.parent)!r})
+sys.path = {sys.path!r}
 from pathlib import Path
 from test_supervisor import Report, fake_plan, make
 async def main():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from client_fakes import FakeGateway, reply, serving
+from ports import take_port
 
 from octavo.client import AdminClient, AsyncClient, Client, InvalidArgumentError, UnavailableError
 from octavo.client.async_connection import AsyncConnection
@@ -86,7 +87,7 @@ def test_the_first_that_serves_is_taken(find_one: Find) -> None:
 def test_one_that_does_not_serve_yet_is_better_than_none(find_one: Find) -> None:
     """A gateway without an executor answers with a clear error: more than an address that was not found."""
     with serving(is_serving=False) as starting:
-        assert find_one(at(closed_port(), starting, closed_port())) == starting.address
+        assert find_one(at(take_port(), starting, take_port())) == starting.address
 
 
 def test_an_open_port_is_no_gateway(find_every: Callable[..., list[Endpoint]]) -> None:
@@ -95,7 +96,7 @@ def test_an_open_port_is_no_gateway(find_every: Callable[..., list[Endpoint]]) -
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         with serving() as gateway, serving(is_serving=False) as starting:
-            api = at(mute.getsockname()[1], scheduler, gateway, closed_port(), starting)
+            api = at(mute.getsockname()[1], scheduler, gateway, take_port(), starting)
             found = find_every(api, local_addresses(api), 0.5)
     assert found == [Endpoint(gateway.address, True), Endpoint(starting.address, False)]
 
@@ -110,7 +111,7 @@ def test_each_api_is_known_by_its_own_service(find_one: Find) -> None:
 @pytest.mark.parametrize("api", [GATEWAY, ADMIN])
 def test_none_found_says_where_and_what_to_do(find_one: Find, api: Api) -> None:
     """Host and ports that were tried, the commands that help, and the variable."""
-    low, high = closed_port(), closed_port()
+    low, high = take_port(), take_port()
     with pytest.raises(UnavailableError) as raised:
         find_one(dataclasses.replace(api, ports=(1, low, high)))
     assert raised.value.reason == "NO_GATEWAY"
@@ -139,7 +140,7 @@ def test_a_bad_variable_is_named(find_one: Find) -> None:
 async def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where http_proxy is set, as companies do, gRPC would send even 127.0.0.1 through it."""
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{take_port()}")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     with serving(TOKENS) as gateway:
@@ -172,7 +173,7 @@ async def test_many_first_uses_at_once_look_once(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.asyncio
 async def test_a_client_that_found_nobody_looks_again() -> None:
     """A failed search leaves no trace: the gateway that comes up later is found by the same client."""
-    port = closed_port()
+    port = take_port()
     request = pb.TokenizeRequest(text="x")
     blocking, looping = SyncConnection(at(port, port, port), None), AsyncConnection(at(port, port, port), None)
     with pytest.raises(UnavailableError):
@@ -184,11 +185,3 @@ async def test_a_client_that_found_nobody_looks_again() -> None:
         assert (await looping.unary(TOKENIZE, request, None)).token_ids == [1]
         blocking.close()
         await looping.close()
-
-
-def closed_port() -> int:
-    """A port that nobody listens on, most likely for a while."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from client_fakes import (
     reply,
     serving,
 )
+from ports import take_port
 
 from octavo.client import (
     AdminClient,
@@ -197,20 +197,18 @@ def test_a_cancel_is_never_sent_twice() -> None:
 
 def test_a_gateway_that_comes_up_meanwhile_is_found() -> None:
     """A refused connection is tried again as well: the restart of a gateway is no error."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        refused = threading.Event()
-        got: list[list[int]] = []
+    port = take_port()
+    refused = threading.Event()
+    got: list[list[int]] = []
 
-        def ask() -> None:
-            with Client(f"127.0.0.1:{port}") as client:
-                refused.set()
-                got.append(client.tokenize("x"))
+    def ask() -> None:
+        with Client(f"127.0.0.1:{port}") as client:
+            refused.set()
+            got.append(client.tokenize("x"))
 
-        thread = threading.Thread(target=ask)
-        thread.start()
-        assert refused.wait(TIMEOUT)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert refused.wait(TIMEOUT)
     with serving(reply(pb.TokenizeResponse(token_ids=[3])), port=port):
         thread.join(TIMEOUT)
     assert got == [[3]]
