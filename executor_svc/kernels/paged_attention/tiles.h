@@ -52,6 +52,7 @@ class ByTiles::Chunks {
   const bool in_place_;
   const Scratch& scratch_;
   int low_ = 0, high_ = 0;  // the partition's tokens that are read: from a tile's first on
+  const bf16** on_their_way_ = nullptr;
   const bf16** ahead_end_ = nullptr;
   ValueTile value_tiles_[kMostHeads][kTokenTiles];
 
@@ -63,21 +64,23 @@ class ByTiles::Chunks {
   const bf16* const* keys() const { return scratch_.stream() - low_; }
   const bf16* const* values() const { return scratch_.stream() + (high_ - low_) - low_; }
 
-  // Line up what is read in turn: keys, values, then the keys of what follows.
+  // Line up what is read in turn: keys, values, then the first of what follows, its keys and its values.
   void locate(int64_t begin, const Next<bf16>& next) {
     const int64_t count = high_ - low_;
     const bf16** at = context_.locate(context_.keys, begin + low_, count, scratch_.stream());
     at = context_.locate(context_.values, begin + low_, count, at);
-    if (next.context)
-      at = next.context->locate(next.context->keys, next.begin, std::min<int64_t>(kAhead, next.count), at);
+    on_their_way_ = std::min(scratch_.stream() + kAhead, at);
+    if (next.context) {
+      const int64_t keys = std::min<int64_t>(kAhead, next.count), values = std::min<int64_t>(kAhead - keys, keys);
+      at = next.context->locate(next.context->keys, next.begin, keys, at);
+      at = next.context->locate(next.context->values, next.begin, values, at);
+    }
     ahead_end_ = at;
   }
 
   using Fetching = AheadSideBySide<bf16>;
   // All but the first, which are on their way.
-  Fetching ahead() const {
-    return Fetching(std::min(scratch_.stream() + kAhead, ahead_end_), ahead_end_, heads_ * context_.head_dim);
-  }
+  Fetching ahead() const { return Fetching(on_their_way_, ahead_end_, heads_ * context_.head_dim); }
 
   // Lines of the kTile tokens from `token` on, zeros for those outside [begin, end).
   void copy_tile(const bf16* const* tokens, int token, int begin, int end, int64_t offset, bf16* to) const {
