@@ -15,7 +15,7 @@ from time import monotonic
 from executor_svc.huge_pages import HUGE_PAGE_BYTES, make_resident
 from executor_svc.kv_cache import KVCache
 
-AHEAD_BYTES = 512 << 20
+AHEAD_BYTES = 1 << 30
 """Of KV memory beyond the highest block in use, made resident while no step runs."""
 _IDLE_SECONDS = 0.05
 """Between two steps of a stream there is less."""
@@ -80,6 +80,8 @@ class KvPages:
         while not self._is_stopped and self._resident < self._wanted():
             begin, end = self._resident, min(self._resident + self._piece, self._num_blocks)
             for tensor in self._tensors:
+                if self._resident >= self._wanted():
+                    return True  # steps run again that do without: the rest of it waits
                 if self._is_stopped or not make_resident(tensor[begin:end]):
                     # Then pages come as they are written to.
                     return False

@@ -100,6 +100,30 @@ def test_while_steps_run_only_the_next_pages_are_asked_for(monkeypatch: pytest.M
     assert pages.num_resident_blocks == 256
 
 
+def test_a_step_that_begins_has_the_processors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the next pages are there, the rest of a stretch waits until the device idles again."""
+    asked: list[int] = []
+
+    def ask(tensor: torch.Tensor) -> bool:
+        asked.append(tensor.nbytes)
+        if len(asked) == 4 * 2 + 3:
+            pages.begin((10,))
+        return True
+
+    monkeypatch.setattr("executor_svc.kv_pages.make_resident", ask)
+    _, pages, clock = _pages(1000, 200)
+    clock.now = 1.0
+    assert pages.catch_up()
+    assert (len(asked), pages.num_resident_blocks) == (11, 128)
+    pages.begin((120,))
+    assert pages.catch_up()
+    assert pages.num_resident_blocks == 192, "a step comes near"
+    pages.end()
+    clock.now = 2.0
+    assert pages.catch_up()
+    assert pages.num_resident_blocks == 384
+
+
 def test_a_system_that_cannot_do_it_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages then come at the first write, as everywhere; the thread ends by itself."""
     monkeypatch.setattr(sys, "platform", "darwin")
