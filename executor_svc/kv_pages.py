@@ -20,7 +20,7 @@ AHEAD_BYTES = 1 << 30
 _IDLE_SECONDS = 0.05
 """Between two steps of a stream there is less."""
 _LOOK_SECONDS = 1.0
-"""How often the thread looks whether the device has become idle, while there is more to do."""
+"""How often the thread looks whether there is more to do and the device idles, until all memory is resident."""
 
 
 class KvPages:
@@ -90,8 +90,7 @@ class KvPages:
 
     def _run(self) -> None:
         while self.catch_up():
-            is_ahead = self._resident >= self._behind_highest(self._ahead)
-            self._wake.wait(None if is_ahead else _LOOK_SECONDS)
+            self._wake.wait(_LOOK_SECONDS)
             self._wake.clear()
 
     def _wanted(self) -> int:

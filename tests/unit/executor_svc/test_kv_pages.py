@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import queue
 import resource
 import sys
 import threading
@@ -15,6 +16,7 @@ from executor_svc.huge_pages import make_resident
 from executor_svc.kv_cache import KVCache
 from executor_svc.kv_pages import KvPages
 
+TIMEOUT = 30.0
 BLOCK_BYTES = 16 * 8 * 64 * 4
 """Of one layer's keys: 32 KiB, 64 blocks to a huge page."""
 
@@ -133,6 +135,31 @@ def test_a_system_that_cannot_do_it_is_not_asked_again(monkeypatch: pytest.Monke
     assert pages.num_resident_blocks == 0
     pages.start()
     pages.stop()
+
+
+def test_the_stretch_follows_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After steps that never came near its end, too: else one to come would."""
+    asked: queue.Queue[int] = queue.Queue()
+
+    def ask(tensor: torch.Tensor) -> bool:
+        asked.put(tensor.nbytes)
+        return True
+
+    monkeypatch.setattr("executor_svc.kv_pages.make_resident", ask)
+    monkeypatch.setattr("executor_svc.kv_pages._LOOK_SECONDS", 0.001)
+    _, pages, clock = _pages(1000, 200)
+    clock.now = 1.0
+    pages.start()
+    try:
+        for _ in range(4 * 4):
+            asked.get(timeout=TIMEOUT)
+        pages.begin((100,))
+        pages.end()
+        clock.now = 2.0
+        for _ in range(4):
+            asked.get(timeout=TIMEOUT)
+    finally:
+        pages.stop()
 
 
 def test_a_stopped_thread_holds_no_memory() -> None:
