@@ -5,6 +5,7 @@ Both kinds of server are timed by the same code, and what the generator itself t
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from octavo.bench.http_client import HttpTarget
 from octavo.bench.records import OK, BenchRequest, Record
 from octavo.bench.runner import Runner
 from octavo.bench.target import GenerationOptions, Target
+from octavo.rpc.channel import open_channel
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 CLOCK = time.perf_counter
 OPTIONS = GenerationOptions(timeout=1800.0)
@@ -36,6 +39,36 @@ def grpc_target(address: str) -> Target:
 def http_target(url: str) -> Target:
     """Return an OpenAI-compatible server as a target. Make it on the event loop."""
     return HttpTarget(url, OPTIONS, CLOCK)
+
+
+async def collect(address: str, workload: Workload) -> dict[str, Any]:
+    """Ask Octavo's gateway for a workload, all at once, and to answer each request at its end (GenerateOnce).
+
+    Returns the figures of the run, None where only a stream tells. Raises WrongOutputError where a request had another
+    length than asked, grpc.aio.AioRpcError where any failed.
+    """
+    messages = [
+        inference_pb2.GenerateOnceRequest(
+            request=inference_pb2.GenerateRequest(
+                token_ids=inference_pb2.TokenIds(ids=request.prompt),
+                sampling=inference_pb2.SamplingConfig(temperature=0),
+                stopping=inference_pb2.StoppingConfig(max_tokens=request.num_output_tokens, ignore_eos=True),
+            )
+        )
+        for request in workload.requests
+    ]
+    async with open_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        await channel.channel_ready()
+        started = CLOCK()
+        answers = await asyncio.gather(*(stub.GenerateOnce(each, timeout=OPTIONS.timeout) for each in messages))
+        seconds = CLOCK() - started
+    got = [len(answer.choices[0].token_ids) for answer in answers]
+    asked = [request.num_output_tokens for request in workload.requests]
+    if got != asked:
+        raise WrongOutputError(f"{workload.name}: {got} tokens of output, wanted {asked}")
+    figures = {"total_s": seconds, "output_tokens_per_s": workload.num_output_tokens / seconds}
+    return figures | dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "generator_cpu_share"))
 
 
 async def drive(target: Target, workload: Workload) -> dict[str, Any]:

@@ -55,6 +55,12 @@ class OctavoCell:
         figures = await load.drive(self.target, workload)
         return figures | {"peak_rss_mib": machine.peak_rss_mib(self.pids)}
 
+    async def collect(self, workload: Workload) -> dict[str, Any]:
+        """The same without streams; see load.collect."""
+        machine.forget_peaks(self.pids)
+        figures = await load.collect(self.address, workload)
+        return figures | {"peak_rss_mib": machine.peak_rss_mib(self.pids)}
+
     async def warm_up(self) -> None:
         """Let what is made at first use be made."""
         for number in range(_NUM_WARM_UPS):

@@ -38,8 +38,6 @@ from workloads import Request, Workload
 from octavo.bench.figures import distribution
 from octavo.models.ensure import ensure_prepared
 from octavo.models.prepared import PreparedModel
-from octavo.rpc.channel import open_channel
-from octavo.v1 import inference_pb2, inference_pb2_grpc
 
 WAYS = ("direct", "services", "streaming")
 SCHEMA = "octavo.bench.overhead/1"
@@ -47,8 +45,6 @@ _FOLDER = Path(__file__).parent
 _GAP_REPEAT = 20_000
 """Far from the numbers of other runs: no prompt is met twice."""
 _GAP_PROMPT_TOKENS = 16
-_LONGEST = 1800.0
-"""Seconds for a request."""
 
 
 class Direct:
@@ -112,30 +108,6 @@ def within(steps: Iterable[dict[str, Any]], begin: float, end: float) -> list[di
     return [step for step in steps if begin <= step["at"] <= end and step["rows"]]
 
 
-async def send_once(address: str, workload: Workload) -> dict[str, Any]:
-    """Send all requests at once, each to be answered at its end; returns the time. Raises SystemExit."""
-    messages = [
-        inference_pb2.GenerateOnceRequest(
-            request=inference_pb2.GenerateRequest(
-                token_ids=inference_pb2.TokenIds(ids=request.prompt),
-                sampling=inference_pb2.SamplingConfig(temperature=0),
-                stopping=inference_pb2.StoppingConfig(max_tokens=request.num_output_tokens, ignore_eos=True),
-            )
-        )
-        for request in workload.requests
-    ]
-    async with open_channel(address) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        await channel.channel_ready()
-        started = time.perf_counter()
-        answers = await asyncio.gather(*(stub.GenerateOnce(each, timeout=_LONGEST) for each in messages))
-        seconds = time.perf_counter() - started
-    got = [len(answer.choices[0].token_ids) for answer in answers]
-    if got != [request.num_output_tokens for request in workload.requests]:
-        raise SystemExit("a request got another number of tokens than it asked for")
-    return {"total_s": seconds}
-
-
 async def measure(cell: OctavoCell, direct: Direct, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all ways in turn, and then the decoding alone. Returns one entry for each round."""
     rounds: list[dict[str, Any]] = []
@@ -151,7 +123,7 @@ async def measure(cell: OctavoCell, direct: Direct, args: argparse.Namespace) ->
                 continue
             workload = workloads.build("W2", repeat, num_ids=cell.num_ids, num_requests=args.requests)
             before, began = [machine.cpu_seconds([pid]) for pid in cell.pids], time.perf_counter()
-            made[way] = await (send_once(cell.address, workload) if way == "services" else cell.run(workload))
+            made[way] = await (cell.collect(workload) if way == "services" else cell.run(workload))
             made[way]["span"] = (began, time.perf_counter())
             cpu = [machine.cpu_seconds([pid]) - seconds for pid, seconds in zip(cell.pids, before, strict=True)]
             made[way]["cpu_s"] = dict(zip(("gateway", "scheduler", "executor"), cpu, strict=True))

@@ -73,6 +73,11 @@ class PeerProcess:
         self._log = log
         self._target: Target | None = None
 
+    @property
+    def tells_at_end(self) -> bool:
+        """Whether nothing is told of a run before all of it is done: a library, no server."""
+        return self._target is None
+
     async def run(self, workload: Workload, first_token_of: Workload | None = None) -> dict[str, Any]:
         """Let the peer run a workload; return its figures, as load.drive has them.
 

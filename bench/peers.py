@@ -1,7 +1,8 @@
 """Octavo beside its peers on this machine: python bench/peers.py --json OUT [--peers a,b] [--model NAME].
 
 Octavo runs as in bench/serve.py, through its three services; each peer in an environment of its own (make bench-envs),
-with the same weights in 16 bits, the same token ids, greedy, exact lengths, the same number of threads. Runs alternate:
+with the same weights in 16 bits, the same token ids, greedy, exact lengths, the same number of threads. The batches W2
+and W3 of a peer that tells only when all is done are asked of Octavo that way too (GenerateOnce). Runs alternate:
 Octavo, peer, Octavo, peer. What is compared are medians over these pairs: the peer's time over Octavo's, so above 1
 Octavo is the faster. The one that has no turn is kept from running (a peer) or has nothing to do (Octavo; what it uses
 then is told). A peer that cannot run here is in the figures with the reason.
@@ -38,6 +39,7 @@ from serve import add_load_flags, over_floor
 from octavo.models.ensure import ensure_prepared
 
 SCHEMA = "octavo.bench.peers/1"
+_BATCHES = ("W2", "W3")
 _START_SECONDS = 1800.0
 """Time for a peer to get ready; the first start converts the model and compiles."""
 _RUN_SECONDS = 1800.0
@@ -76,10 +78,11 @@ class Comparison:
 
     async def _pairs(self, name: str, process: PeerProcess) -> dict[str, Any]:
         pairs = []
+        ask = self._cell.collect if process.tells_at_end and name in _BATCHES else self._cell.run
         for _ in range(self._args.repeats):
             workload = self._build(name)
             with process.paused():
-                octavo = await self._cell.run(workload)
+                octavo = await ask(workload)
             before, began = machine.cpu_seconds(self._cell.pids), time.perf_counter()
             first_token_of = self._build(name) if name == "W1" else None
             async with _within(_RUN_SECONDS):

@@ -28,11 +28,17 @@ class FakeCell:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.collected: list[str] = []
 
     async def run(self, workload: Any) -> dict[str, Any]:
         """Note what is sent."""
         self.sent.append(workload)
         return {"total_s": 1.0, "tpot_ms": {"mean": 1.0}, "ttft_ms": {"mean": 1.0}}
+
+    async def collect(self, workload: Any) -> dict[str, Any]:
+        """The same, told at the end."""
+        self.collected.append(workload.name)
+        return await self.run(workload)
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +127,7 @@ async def test_runs_alternate_and_no_two_send_the_same_ids(tmp_path: Path) -> No
     assert comparison.figures["W1"]["fake"]["ratio"] == comparison.figures["W1"]["fake"]["ratios"]["time_per_token"]
     starts = [workload.requests[0].prompt[:16] for workload in cell.sent]
     assert len(set(starts)) == len(starts) == 4
+    assert cell.collected == ["W2", "W2"], "a peer that tells only the end is no reason to stream a batch"
     assert len(saves) == 2
     assert not comparison.unavailable
 
