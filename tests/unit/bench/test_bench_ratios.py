@@ -62,3 +62,10 @@ def test_over_the_floor_is_told_of_what_the_workload_is_about(workload: str, exp
     ideal = floor.FloorRun(total=1.0, ttft=0.1, tpot=0.01, e2e=0.5, num_steps=3, step_size=64)
     measured = {"total_s": 2.0, "tpot_ms": {"mean": 30.0}, "e2e_ms": {"mean": 2000.0}}
     assert serve.over_floor(workload, measured, ideal) == pytest.approx(expected)
+
+
+def test_a_batch_that_was_not_streamed_has_its_total_over_the_floor() -> None:
+    """Of such a run nothing else is known."""
+    ideal = floor.FloorRun(total=1.0, ttft=0.1, tpot=0.01, e2e=0.5, num_steps=3, step_size=64)
+    collected = {"total_s": 2.0, "tpot_ms": None, "e2e_ms": None}
+    assert serve.over_floor("W2", ratios.medians([collected, timed(2.0, tpot_ms=None, e2e_ms=None)]), ideal) == 2.0
