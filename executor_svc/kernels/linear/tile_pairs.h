@@ -5,6 +5,8 @@
 // and written a few rows at a time between those that follow. With that the activation costs next to nothing.
 #pragma once
 
+#include <optional>
+
 #include "tiles.h"
 
 namespace octavo {
@@ -13,6 +15,19 @@ namespace {
 constexpr int64_t kPairRows = 2 * kTileRows;
 // Bytes of activations that a pass over the weights works on: they stay in the core's own cache, beside some panels.
 constexpr int64_t kRowsBytes = 1 << 20;
+// Long inputs are worked on in passes of so many steps, else few rows would fill that cache, and their panels it twice:
+// sums go on from one pass to the next. Not for so few bytes of activations that they leave room, nor where the sums
+// are so many that they would have to come from memory.
+constexpr int64_t kPassSteps = 64;
+constexpr int64_t kWholeBytes = 1 << 19;
+constexpr int64_t kMostSums = 1 << 22;
+
+// The steps that a pass takes of every product.
+struct Pass {
+  int64_t begin, steps;
+  float* sums;  // of every block, between passes
+  bool is_first, is_last;
+};
 
 // Pairs of tiles of rows: those that lie in memory as a tile takes them, and copies of the others.
 struct Pairs {
@@ -32,17 +47,18 @@ class Finishing {
  public:
   explicit Finishing(const Call& call) : call_(call) {}
 
-  // What the tiles hold, once it is stored, is of this block.
-  void begin(int64_t row, int64_t panel, int panels) {
+  // What the tiles hold, once it is stored, is of this block; `kept`, where it is not null, is for a later pass.
+  void begin(int64_t row, int64_t panel, int panels, float* kept) {
     row_ = row;
     panel_ = panel;
     panels_ = panels;
+    kept_ = kept;
     next_ = 0;
-    end_ = static_cast<int>(std::min(kPairRows, call_.rows - row));
+    end_ = kept ? 0 : static_cast<int>(std::min(kPairRows, call_.rows - row));
   }
 
   // Where a tile's sums belong: those of the first 16 rows, then of the others, a panel after the other.
-  float* sums(int tile) { return sums_ + tile * kSums; }
+  float* sums(int tile) { return (kept_ ? kept_ : sums_) + tile * kSums; }
 
   void some() {
     if (next_ == end_) return;
@@ -63,6 +79,7 @@ class Finishing {
   const Call& call_;
   int64_t row_ = 0, panel_ = 0;
   int panels_ = 0, next_ = 0, end_ = 0;
+  float* kept_ = nullptr;
   alignas(64) float sums_[4 * kSums];
 
   void finish_block(int rows, const float* left, const float* right) const {
@@ -97,32 +114,39 @@ struct Coming {
   }
 };
 
+// The tile that a number names must be known when this is compiled.
+#define OCTAVO_BEGIN_SUMS(number)                          \
+  if (sums)                                                \
+    _tile_loadd(number, sums + number * kSums, kPanel * 4); \
+  else                                                     \
+    _tile_zero(number);
+
 // 32 rows times one or two panels: each tile of weights meets two of activations, and the other way round. Rows of `x`
-// are `stride` elements apart. `before` is the block whose sums the tiles hold yet; `first` that nobody has fetched the
-// panels.
+// are `stride` elements apart. `sums`, where it is not null, are those of the passes before; `before` is the block whose
+// sums the tiles hold yet; `first` that nobody has fetched the panels.
 template <int P, bool first>
-void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64_t steps, Coming& coming,
-                   Finishing& before) {
+void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64_t steps, const float* sums,
+                   Coming& coming, Finishing& before) {
   const bf16* const lower = x + kTileRows * stride;
   write_for_tiles();
   _tile_stored(0, before.sums(0), kPanel * 4);
-  _tile_zero(0);
+  OCTAVO_BEGIN_SUMS(0)
   _tile_loadd(4, x, stride * 2);
   _tile_loadd(6, panels.at[0], kPanel * 4);
   _tile_dpbf16ps(0, 4, 6);
   _tile_stored(1, before.sums(1), kPanel * 4);
   if constexpr (P > 1) {
-    _tile_zero(1);
+    OCTAVO_BEGIN_SUMS(1)
     _tile_loadd(7, panels.at[1], kPanel * 4);
     _tile_dpbf16ps(1, 4, 7);
   }
   _tile_stored(2, before.sums(2), kPanel * 4);
-  _tile_zero(2);
+  OCTAVO_BEGIN_SUMS(2)
   _tile_loadd(5, lower, stride * 2);
   _tile_dpbf16ps(2, 5, 6);
   _tile_stored(3, before.sums(3), kPanel * 4);
   if constexpr (P > 1) {
-    _tile_zero(3);
+    OCTAVO_BEGIN_SUMS(3)
     _tile_dpbf16ps(3, 5, 7);
   }
   coming.fetch();
@@ -145,15 +169,21 @@ void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64
   before.rest();
 }
 
-// One thread's part of a product of many rows.
+// Panels of the result of a block, and how many blocks a pair of tiles of rows has.
+inline int64_t block_width(const Call& call) { return call.is_gated() ? 1 : 2; }
+inline int64_t num_blocks(const Call& call) {
+  return call.is_gated() ? num_panels(*call.weight) / 2 : (num_panels(*call.weight) + 1) / 2;
+}
+
+// One thread's part of a pass over a product of many rows.
 class ManyRows {
  public:
-  ManyRows(const Call& call, const Pairs& pairs)
+  ManyRows(const Call& call, const Pairs& pairs, const Pass& pass)
       : call_(call),
         pairs_(pairs),
-        steps_(pairs.stride / kDepth),
-        width_(call.is_gated() ? 1 : 2),
-        section_(std::max<int64_t>(1, kRowsBytes / (pairs.stride * kPairRows * 2))),
+        pass_(pass),
+        width_(block_width(call)),
+        section_(std::max<int64_t>(1, kRowsBytes / (pass.steps * kDepth * kPairRows * 2))),
         finishing_(call) {}
 
   void run(Shares& shares) {
@@ -181,8 +211,8 @@ class ManyRows {
  private:
   const Call& call_;
   const Pairs pairs_;
-  const int64_t steps_;
-  const int64_t width_;    // panels of the result of a block
+  const Pass pass_;
+  const int64_t width_;
   const int64_t section_;  // pairs that a pass over the panels works on
   bool first_ = true;
   Finishing finishing_;
@@ -190,17 +220,22 @@ class ManyRows {
   // A section of the pairs, while the panels of `after` come from memory.
   template <int P>
   void multiply(int64_t from, int64_t panel, int64_t after) {
-    const Panels<P> panels(call_, panel);
+    Panels<P> panels(call_, panel);
+    for (const uint32_t*& at : panels.at) at += pass_.begin * kStepWords;
     const Panels<2> next(call_, after);
     const int64_t until = std::min(pairs_.count, from + section_), count = until - from;
-    Coming coming{{next.at[0], next.at[1]}, (kStepBytes / 64 + count - 1) / count};
+    const int64_t skipped = pass_.begin * kStepWords;
+    Coming coming{{next.at[0] + skipped, next.at[1] + skipped}, (kStepBytes / 64 + count - 1) / count};
     for (int64_t pair = from; pair < until; ++pair) {
+      const bf16* const x = pairs_.at(pair) + pass_.begin * kDepth;
+      float* const kept = pass_.sums ? pass_.sums + (pair * num_blocks(call_) + panel / width_) * 4 * kSums : nullptr;
+      const float* const sums = pass_.is_first ? nullptr : kept;
       if (first_)
-        multiply_pair<P, true>(pairs_.at(pair), pairs_.stride, panels, steps_, coming, finishing_);
+        multiply_pair<P, true>(x, pairs_.stride, panels, pass_.steps, sums, coming, finishing_);
       else
-        multiply_pair<P, false>(pairs_.at(pair), pairs_.stride, panels, steps_, coming, finishing_);
+        multiply_pair<P, false>(x, pairs_.stride, panels, pass_.steps, sums, coming, finishing_);
       first_ = false;
-      finishing_.begin(pair * kPairRows, panel, P);
+      finishing_.begin(pair * kPairRows, panel, P, pass_.is_last ? nullptr : kept);
     }
   }
 };
@@ -216,11 +251,12 @@ void fill_rows(const Call& call, bf16* rows, int64_t stride, int64_t begin, int6
 }
 
 // The memory is kept: a step takes none.
-bf16* memory_for(int64_t elements) {
-  constexpr int64_t kLine = 64 / sizeof(bf16);
-  static thread_local std::vector<bf16> memory;
+template <class T>
+T* memory_for(int64_t elements) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  static thread_local std::vector<T> memory;
   if (static_cast<int64_t>(memory.size()) < elements + kLine) memory.resize(static_cast<size_t>(elements + kLine));
-  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(bf16);
+  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(T);
 }
 
 // A gate's columns and those it is for begin with a panel each.
@@ -229,12 +265,13 @@ bool takes_gate(int64_t out_features) { return out_features % (2 * kPanel) == 0;
 void multiply(const Call& call) {
   const Weight& weight = *call.weight;
   const int64_t stride = padded(weight.in_features), panels = num_panels(weight) / (call.is_gated() ? 2 : 1);
+  const int64_t share = std::max<int64_t>(1, panels / (team_size() * 8 * kStreams)) * kStreams;
   Shares shares;
-  shares.start(panels, std::max<int64_t>(1, panels / (team_size() * 8 * kStreams)) * kStreams);
+  shares.start(panels, share);
   if (call.rows <= kTileRows) {
     const bf16* x = call.x;
     if (stride != weight.in_features) {
-      bf16* const rows = memory_for(kTileRows * stride);
+      bf16* const rows = memory_for<bf16>(kTileRows * stride);
       fill_rows(call, rows, stride, 0, call.rows);
       x = rows;
     }
@@ -249,13 +286,22 @@ void multiply(const Call& call) {
   }
   const int64_t pairs = (call.rows + kPairRows - 1) / kPairRows;
   const int64_t in_place = stride == weight.in_features ? call.rows / kPairRows : 0;
-  bf16* const copy = memory_for((pairs - in_place) * kPairRows * stride);
+  bf16* const copy = memory_for<bf16>((pairs - in_place) * kPairRows * stride);
   fill_rows(call, copy, stride, in_place * kPairRows, pairs * kPairRows);
-  on_team([&] {
-    const TilesInUse in_use;
-    const Part part(call);
-    ManyRows(call, Pairs{call.x, copy, in_place, pairs, stride}).run(shares);
-  });
+  const int64_t steps = stride / kDepth, sums = pairs * num_blocks(call) * 4 * kSums;
+  const bool whole = pairs * kPairRows * stride * 2 <= kWholeBytes || sums > kMostSums;
+  const int64_t passes = whole ? 1 : (steps + kPassSteps - 1) / kPassSteps, each = (steps + passes - 1) / passes;
+  float* const kept = passes > 1 ? memory_for<float>(sums) : nullptr;
+  for (int64_t begin = 0; begin < steps; begin += each) {
+    const Pass pass{begin, std::min(each, steps - begin), kept, begin == 0, begin + each >= steps};
+    shares.start(panels, share);
+    on_team([&] {
+      const TilesInUse in_use;
+      std::optional<Part> part;
+      if (pass.is_last) part.emplace(call);  // before that no row is finished
+      ManyRows(call, Pairs{call.x, copy, in_place, pairs, stride}, pass).run(shares);
+    });
+  }
 }
 
 }  // namespace

@@ -1,0 +1,64 @@
+"""Products of many rows with long inputs, which are worked on in several passes: the bits of each row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from instruction_sets import each_library
+from torch import Tensor
+
+from executor_svc.kernels.linear.cpu import make_pack_linear
+from executor_svc.kernels.linear_activation.cpu import make_linear_activation
+from executor_svc.kernels.native.isa import InstructionSet
+from executor_svc.kernels.native.library import load_library
+
+# More than half a MiB of activations, of more than 2048 inputs: two passes of which one has a step less; three, with
+# inputs that do not fill the depth of a tile, once with rows of which one is left for the last tiles; and four.
+SIZES = [(128, 2080), (70, 4100), (65, 4100), (33, 8192)]
+
+
+@each_library
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("rows", "in_features"), SIZES)
+@pytest.mark.parametrize("out_features", [16, 90, 224])
+def test_each_row_has_the_bits_that_it_has_alone(
+    isa: InstructionSet, threads: int, rows: int, in_features: int, out_features: int
+) -> None:
+    """Whatever becomes of the sums: a sum, with a bias, a logit, activated and multiplied by its other half."""
+    library = load_library(threads, isa)
+    pack_linear, linear_activation = make_pack_linear(library), make_linear_activation(library)
+    generator = torch.Generator().manual_seed(in_features)
+    weight = (torch.randn((out_features, in_features), generator=generator) / in_features**0.5).bfloat16()
+    bias = torch.randn(out_features, generator=generator).bfloat16()
+    x = torch.randn((rows, in_features), generator=generator).bfloat16()
+    x[7, 3] = torch.nan
+    for linear in (pack_linear(weight, None), pack_linear(weight, bias)):
+        activated = partial(linear_activation, linear)
+        ways: list[Callable[[Tensor], Tensor]] = [
+            linear,
+            linear.logits,
+            partial(activated, epilogue="gelu"),
+            partial(activated, epilogue="silu_and_mul"),
+        ]
+        for way in ways:
+            alone = torch.cat([way(x[row : row + 1]) for row in range(rows)])
+            for _ in range(2):  # what a call leaves behind is nothing to the next
+                torch.testing.assert_close(way(x), alone, rtol=0, atol=0, equal_nan=True)
+    exact = x.double() @ weight.double().T
+    torch.testing.assert_close(pack_linear(weight, None)(x).double(), exact, rtol=0.01, atol=0.01, equal_nan=True)
+
+
+@each_library
+def test_the_likeliest_is_that_of_the_logits(isa: InstructionSet) -> None:
+    """It is looked for in the last pass alone: what the others hold is no logit."""
+    generator = torch.Generator().manual_seed(3)
+    linear = make_pack_linear(load_library(2, isa))(-torch.rand((203, 4100), generator=generator).bfloat16(), None)
+    x = torch.rand((70, 4100), generator=generator).bfloat16()
+    x[:, 2048:] = -x[:, 2048:]
+    found = linear.likeliest(x)
+    assert found is not None
+    assert torch.equal(found[0].long(), linear.logits(x).argmax(1))
+    assert found[1].all()
