@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 from workloads import Workload
 
 from octavo.bench.figures import Distribution, figures_of
@@ -44,8 +45,8 @@ def http_target(url: str) -> Target:
 async def collect(address: str, workload: Workload) -> dict[str, Any]:
     """Ask Octavo's gateway for a workload, all at once, and to answer each request at its end (GenerateOnce).
 
-    Returns the figures of the run, None where only a stream tells. Raises WrongOutputError where a request had another
-    length than asked, grpc.aio.AioRpcError where any failed.
+    Returns the figures of the run, None where only a stream tells. Raises WrongOutputError where any request failed or
+    had another length than asked.
     """
     messages = [
         inference_pb2.GenerateOnceRequest(
@@ -61,7 +62,10 @@ async def collect(address: str, workload: Workload) -> dict[str, Any]:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         await channel.channel_ready()
         started = CLOCK()
-        answers = await asyncio.gather(*(stub.GenerateOnce(each, timeout=OPTIONS.timeout) for each in messages))
+        try:
+            answers = await asyncio.gather(*(stub.GenerateOnce(each, timeout=OPTIONS.timeout) for each in messages))
+        except grpc.aio.AioRpcError as error:
+            raise WrongOutputError(f"{workload.name}: {error.code().name}: {error.details()}") from None
         seconds = CLOCK() - started
     got = [len(answer.choices[0].token_ids) for answer in answers]
     asked = [request.num_output_tokens for request in workload.requests]

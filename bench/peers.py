@@ -82,7 +82,10 @@ class Comparison:
         for _ in range(self._args.repeats):
             workload = self._build(name)
             with process.paused():
-                octavo = await ask(workload)
+                try:
+                    octavo = await ask(workload)
+                except WrongOutputError as error:  # else it would be the peer's
+                    raise SystemExit(f"Octavo was not measured: {error}") from None
             before, began = machine.cpu_seconds(self._cell.pids), time.perf_counter()
             first_token_of = self._build(name) if name == "W1" else None
             async with _within(_RUN_SECONDS):

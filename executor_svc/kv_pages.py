@@ -2,8 +2,8 @@
 
 The memory is taken when the executor starts and becomes resident page by page, at the first write: a step that comes to
 new huge pages in each layer waits while the system finds and clears them, some milliseconds each on a virtual machine
-whose host has to find them too. So a thread writes ahead: while the device idles, a good stretch; while steps run, only
-what the next ones need. Memory that no sequence comes near stays with the system.
+whose host has to find them too. So a thread writes ahead: while the device idles, AHEAD_BYTES; while steps run, only
+what the next ones need. What lies beyond stays with the system.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KvPages:
             highest = max(new_blocks)
             if highest > self._highest:
                 self._highest = highest
-                if highest + self._piece > self._resident:
+                if highest + self._piece >= self._resident:
                     self._wake.set()
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
 """The name of the cells that this process starts.
 
-Ports of services that tests have killed are soon another's, in another test process too. Whoever still dials one
+Ports that the system picks, and those of a test process that has ended, are soon another's. Whoever still dials one
 belongs to this cell and is sent away by every other: under one name for all it would take that cell over.
 """
 

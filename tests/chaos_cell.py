@@ -68,7 +68,7 @@ class ChaosCell:
         names = (*GATEWAYS, *(f"{name} http" for name in GATEWAYS), *SCHEDULERS, *self.executors)
         self._ports = dict(zip(names, take_ports(len(names)), strict=True))
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
-        self._environ |= {"OCTAVO_RESUME_KEY": secrets.token_hex(16), "OCTAVO_CELL": CELL}
+        self._environ |= {"OCTAVO_RESUME_KEY": secrets.token_hex(16), "OCTAVO_CELL": f"{CELL}-{secrets.token_hex(4)}"}
         if BUILT_AHEAD_IN in os.environ:
             self._environ[BUILT_AHEAD_IN] = os.environ[BUILT_AHEAD_IN]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

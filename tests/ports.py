@@ -1,7 +1,8 @@
-"""Ports for processes that a test starts: chosen before they are bound, and nobody else's meanwhile.
+"""Ports for processes that a test starts: chosen before they are bound, and no other test process's meanwhile.
 
 What the system picks (port 0) is free only while it is bound; closed for a child to bind, it may be another's by then.
-These lie below the range of which Linux picks (32768 on, ip(7)), in slices: a test process holds one by its first port.
+These lie below the range of which Linux picks (32768 on, ip(7)), in slices: a test process holds one by its first port,
+and a port of it comes again when all the others have been given.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import take_ports
 
 from octavo.local.hints import python_program
 from octavo.models.prepared import PreparedModel
 
 TIMEOUT = 100.0
 PORTS = ("gateway", "scheduler", "executor", "http", "admin", "metrics")
-FREE_PORTS = [text for name in PORTS for text in (f"--{name}-port", "0")]
 STAGES = (
     *(("executor-0", stage) for stage in ("imports", "weights", "warm-up", "listening")),
     *(("gateway", stage) for stage in ("imports", "tokenizer", "listening")),
@@ -53,7 +53,10 @@ class Up:
     """An `octavo up` that runs; `printed` is what it has said so far."""
 
     def __init__(self, model: PreparedModel, environ: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "octavo", "up", str(model.path), *FREE_PORTS, *SMALL]
+        # Scheduler and executor have their pages of metrics at the two ports behind the gateway's.
+        ports = zip(PORTS, take_ports(len(PORTS) + 2), strict=False)
+        flags = [text for name, port in ports for text in (f"--{name}-port", str(port))]
+        command = [sys.executable, "-m", "octavo", "up", str(model.path), *flags, *SMALL]
         self.process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
         self.printed = ""
 

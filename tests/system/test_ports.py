@@ -19,24 +19,27 @@ def slices() -> Iterator[list[PortSlice]]:
 
 
 def test_two_slices_never_meet(slices: list[PortSlice]) -> None:
-    """However many are taken: what one gives is not given by the other, nor, as Linux is set up, by the system."""
+    """However many are taken: what one gives is not given by the other."""
     one, other = ({port for _ in range(1000) for port in each.take(3)} for each in slices)
     assert not one & other
-    assert 1024 < min(one | other) <= max(one | other) < 32768
 
 
 def test_ports_come_again_last(slices: list[PortSlice]) -> None:
     """Whoever still dials a port of a killed service meets nobody for as long as there are others."""
-    seen = [port for _ in range(130) for port in slices[0].take(3)]
-    assert len(set(seen)) == len(seen) == 390
-    assert list(slices[0].take(20)) == list(range(seen[0], seen[0] + 20))
+    first = slices[0].take(1)[0]
+    between = 0
+    while slices[0].take(1)[0] != first:
+        between += 1
+    assert between > 300
 
 
 def test_a_port_that_another_has_is_left_out(slices: list[PortSlice]) -> None:
     """Ports are consecutive, and every one of them can be bound."""
-    before = slices[0].take(1)[0]
-    with socket.create_server(("127.0.0.1", before + 2)):
-        assert list(slices[0].take(2)) == [before + 3, before + 4]
+    with socket.create_server(("127.0.0.1", slices[0].take(20)[10])) as taken:
+        for _ in range(1000):
+            ports = slices[0].take(4)
+            assert list(ports) == list(range(ports[0], ports[0] + 4))
+            assert taken.getsockname()[1] not in ports
 
 
 def test_more_than_there_are_is_refused(slices: list[PortSlice]) -> None:

@@ -143,6 +143,21 @@ async def test_a_peer_that_cannot_run_is_reported_with_the_reason(mode: str, rea
 
 
 @pytest.mark.asyncio
+async def test_a_fault_of_octavo_is_not_told_of_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison ends with the reason: its ratios would mean nothing."""
+    cell = FakeCell()
+
+    async def fail(workload: Any) -> dict[str, Any]:
+        raise load.WrongOutputError(f"{workload.name}: UNAVAILABLE: no executor")
+
+    monkeypatch.setattr(cell, "collect", fail)
+    comparison = peers.Comparison(cell, tmp_path, arguments(workloads=("W2",)), lambda: None)
+    with pytest.raises(SystemExit, match="Octavo was not measured: W2: UNAVAILABLE"):
+        await comparison.compare(fake("fine"), tmp_path)
+    assert not comparison.unavailable
+
+
+@pytest.mark.asyncio
 async def test_an_environment_that_was_not_made_is_named(environments: Path, tmp_path: Path) -> None:
     """The reason is the command that makes it."""
     (environments / "fake" / ".made").unlink()

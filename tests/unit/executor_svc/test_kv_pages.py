@@ -153,6 +153,8 @@ def test_the_stretch_follows_what_is_used(monkeypatch: pytest.MonkeyPatch) -> No
     try:
         for _ in range(4 * 4):
             asked.get(timeout=TIMEOUT)
+        with pytest.raises(queue.Empty):
+            asked.get(timeout=0.05)  # time in which the thread finds that there is no more to do
         pages.begin((100,))
         pages.end()
         clock.now = 2.0
