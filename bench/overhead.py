@@ -61,6 +61,11 @@ class Direct:
         await self._process.stdin.drain()
         return await self.answer()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     async def answer(self) -> dict[str, Any]:
         """Return the next line that it prints. Raises SystemExit where it has ended."""
         assert self._process.stdout is not None
@@ -118,6 +123,7 @@ async def measure(cell: OctavoCell, direct: Direct, args: argparse.Namespace) ->
         turn = number % len(WAYS)
         for place, way in enumerate((*WAYS[turn:], *WAYS[:turn])):
             repeat = number * len(WAYS) + place
+            await machine.wait_idle([direct.pid, *cell.pids])
             if way == "direct":
                 made[way] = await direct.run("W2", repeat, args.requests)
                 continue

@@ -86,6 +86,7 @@ class Comparison:
                     octavo = await ask(workload)
                 except WrongOutputError as error:  # else it would be the peer's
                     raise SystemExit(f"Octavo was not measured: {error}") from None
+                await machine.wait_idle(self._cell.pids)
             before, began = machine.cpu_seconds(self._cell.pids), time.perf_counter()
             first_token_of = self._build(name) if name == "W1" else None
             async with _within(_RUN_SECONDS):
