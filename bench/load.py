@@ -15,7 +15,7 @@ import grpc
 from workloads import Workload
 
 from octavo.bench.figures import Distribution, figures_of
-from octavo.bench.grpc_client import GrpcTarget
+from octavo.bench.grpc_client import GrpcTarget, generate_request
 from octavo.bench.http_client import HttpTarget
 from octavo.bench.records import OK, BenchRequest, Record
 from octavo.bench.runner import Runner
@@ -50,11 +50,7 @@ async def collect(address: str, workload: Workload) -> dict[str, Any]:
     """
     messages = [
         inference_pb2.GenerateOnceRequest(
-            request=inference_pb2.GenerateRequest(
-                token_ids=inference_pb2.TokenIds(ids=request.prompt),
-                sampling=inference_pb2.SamplingConfig(temperature=0),
-                stopping=inference_pb2.StoppingConfig(max_tokens=request.num_output_tokens, ignore_eos=True),
-            )
+            request=generate_request(BenchRequest(request.prompt, request.num_output_tokens), OPTIONS)
         )
         for request in workload.requests
     ]

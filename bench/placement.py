@@ -31,9 +31,12 @@ from byte_tokenizer import byte_tokenizer
 from make_models import make_llama
 from service_process import service_process
 
+from octavo.bench.grpc_client import generate_request
+from octavo.bench.records import BenchRequest
+from octavo.bench.target import GenerationOptions
 from octavo.models.prepare import prepare
 from octavo.rpc.channel import open_channel
-from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.v1 import inference_pb2_grpc
 
 SCHEMA = "octavo.bench.placement/1"
 POLICIES = ("round-robin", "cache-aware")
@@ -112,11 +115,7 @@ class Load:
 
 
 async def _ask(stub: Any, prompt: list[int]) -> Answer:
-    request = inference_pb2.GenerateRequest(
-        token_ids=inference_pb2.TokenIds(ids=prompt),
-        sampling=inference_pb2.SamplingConfig(temperature=0),
-        stopping=inference_pb2.StoppingConfig(max_tokens=OUTPUT_TOKENS, ignore_eos=True),
-    )
+    request = generate_request(BenchRequest(prompt, OUTPUT_TOKENS), GenerationOptions())
     began, first, cached = time.perf_counter(), 0.0, 0
     async for response in stub.Generate(request, wait_for_ready=True):
         if response.HasField("delta") and not first:

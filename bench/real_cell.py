@@ -12,11 +12,14 @@ from typing import Any
 
 from simulation import Job, Outcome
 
+from octavo.bench.grpc_client import generate_request
+from octavo.bench.records import BenchRequest
+from octavo.bench.target import GenerationOptions
 from octavo.local.plan import PlanOptions, plan_cell
 from octavo.local.probe import wait_until_serving
 from octavo.models.prepared import PreparedModel
 from octavo.rpc.channel import open_channel
-from octavo.v1 import inference_pb2, inference_pb2_grpc
+from octavo.v1 import inference_pb2_grpc
 
 _START_SECONDS = 120.0
 _FIRST_TOKEN_ID, _LAST_TOKEN_ID = 100, 250
@@ -39,11 +42,7 @@ async def _send(stub: Any, job: Job, index: int, start: float) -> Outcome:
     await asyncio.sleep(max(0.0, start + job.at - time.monotonic()))
     chance = random.Random(index)
     ids = [chance.randint(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(job.num_prompt_tokens)]
-    request = inference_pb2.GenerateRequest(
-        token_ids=inference_pb2.TokenIds(ids=ids),
-        stopping=inference_pb2.StoppingConfig(max_tokens=job.max_tokens, ignore_eos=True),
-        sampling=inference_pb2.SamplingConfig(temperature=0),
-    )
+    request = generate_request(BenchRequest(ids, job.max_tokens), GenerationOptions())
     outcome, began = Outcome(job), time.monotonic()
     async for response in stub.Generate(request):
         if not outcome.first_token and response.HasField("delta"):

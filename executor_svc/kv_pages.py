@@ -77,16 +77,17 @@ class KvPages:
 
     def catch_up(self) -> bool:
         """Make resident what is wanted now. Returns False where there will be nothing more to do."""
-        while not self._is_stopped and self._resident < self._wanted():
+        while self._resident < self._num_blocks:
             begin, end = self._resident, min(self._resident + self._piece, self._num_blocks)
             for tensor in self._tensors:
-                if self._resident >= self._wanted():
-                    return True  # steps run again that do without: the rest of it waits
-                if self._is_stopped or not make_resident(tensor[begin:end]):
-                    # Then pages come as they are written to.
+                if self._is_stopped:
                     return False
+                if begin >= self._wanted():
+                    return True  # what is left of this piece too: steps run again that do without
+                if not make_resident(tensor[begin:end]):
+                    return False  # then pages come as they are written to
             self._resident = end
-        return not self._is_stopped and self._resident < self._num_blocks
+        return False
 
     def _run(self) -> None:
         while self.catch_up():

@@ -17,6 +17,24 @@ from octavo.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_gr
 _ASK_SECONDS = 20.0
 
 
+def generate_request(
+    request: BenchRequest, options: GenerationOptions, model: str = ""
+) -> inference_pb2.GenerateRequest:
+    """Return the message that asks for `request`. `model` may stay empty where a gateway serves one."""
+    message = inference_pb2.GenerateRequest(
+        model=model,
+        sampling=inference_pb2.SamplingConfig(temperature=options.temperature),
+        stopping=inference_pb2.StoppingConfig(max_tokens=request.max_tokens, ignore_eos=options.ignore_eos),
+    )
+    if not isinstance(request.prompt, str):
+        message.token_ids.ids.extend(request.prompt)
+    elif options.is_chat:
+        message.chat.messages.add(role=inference_pb2.CHAT_ROLE_USER, content=request.prompt)
+    else:
+        message.text = request.prompt
+    return message
+
+
 class GrpcTarget:
     """One or more gateways; requests go to them in turn, each over one connection."""
 
@@ -68,7 +86,7 @@ class GrpcTarget:
 
     async def stream(self, request: BenchRequest, record: Record) -> None:
         """Generate. Raises RequestFailed with the gRPC code as status."""
-        message = self._message(request)
+        message = generate_request(request, self._options, self._model)
         stub = self._stubs[record.index % len(self._stubs)]
         clock, stamps, delta_tokens = self._clock, record.stamps, record.delta_tokens
         is_whole = False
@@ -101,21 +119,6 @@ class GrpcTarget:
         """Close the connections."""
         for channel in self._channels:
             await channel.close()
-
-    def _message(self, request: BenchRequest) -> inference_pb2.GenerateRequest:
-        options = self._options
-        message = inference_pb2.GenerateRequest(
-            model=self._model,
-            sampling=inference_pb2.SamplingConfig(temperature=options.temperature),
-            stopping=inference_pb2.StoppingConfig(max_tokens=request.max_tokens, ignore_eos=options.ignore_eos),
-        )
-        if not isinstance(request.prompt, str):
-            message.token_ids.ids.extend(request.prompt)
-        elif options.is_chat:
-            message.chat.messages.add(role=inference_pb2.CHAT_ROLE_USER, content=request.prompt)
-        else:
-            message.text = request.prompt
-        return message
 
     async def _tokenize(self, text: str) -> inference_pb2.TokenizeResponse:
         # A pool of text must not carry the BOS that a prompt would get by itself.

@@ -1,4 +1,4 @@
-"""Ports of the tests' own processes: a slice for each process, outside those that the system gives."""
+"""Ports of the tests' own processes: a slice for each process."""
 
 from __future__ import annotations
 

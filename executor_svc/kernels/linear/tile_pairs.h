@@ -25,8 +25,8 @@ constexpr int64_t kMostSums = 1 << 22;
 // The steps that a pass takes of every product.
 struct Pass {
   int64_t begin, steps;
-  float* sums;  // of every block, between passes
-  bool is_first, is_last;
+  bool is_last;
+  float* sums;  // of every block, between passes; null where there is one
 };
 
 // Pairs of tiles of rows: those that lie in memory as a tile takes them, and copies of the others.
@@ -172,7 +172,7 @@ void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64
 // Panels of the result of a block, and how many blocks a pair of tiles of rows has.
 inline int64_t block_width(const Call& call) { return call.is_gated() ? 1 : 2; }
 inline int64_t num_blocks(const Call& call) {
-  return call.is_gated() ? num_panels(*call.weight) / 2 : (num_panels(*call.weight) + 1) / 2;
+  return (num_panels(*call.weight) + 1) / 2;
 }
 
 // One thread's part of a pass over a product of many rows.
@@ -220,16 +220,14 @@ class ManyRows {
   // A section of the pairs, while the panels of `after` come from memory.
   template <int P>
   void multiply(int64_t from, int64_t panel, int64_t after) {
-    Panels<P> panels(call_, panel);
-    for (const uint32_t*& at : panels.at) at += pass_.begin * kStepWords;
-    const Panels<2> next(call_, after);
+    const Panels<P> panels(call_, panel, pass_.begin);
+    const Panels<2> next(call_, after, pass_.begin);
     const int64_t until = std::min(pairs_.count, from + section_), count = until - from;
-    const int64_t skipped = pass_.begin * kStepWords;
-    Coming coming{{next.at[0] + skipped, next.at[1] + skipped}, (kStepBytes / 64 + count - 1) / count};
+    Coming coming{{next.at[0], next.at[1]}, (kStepBytes / 64 + count - 1) / count};
     for (int64_t pair = from; pair < until; ++pair) {
       const bf16* const x = pairs_.at(pair) + pass_.begin * kDepth;
       float* const kept = pass_.sums ? pass_.sums + (pair * num_blocks(call_) + panel / width_) * 4 * kSums : nullptr;
-      const float* const sums = pass_.is_first ? nullptr : kept;
+      const float* const sums = pass_.begin ? kept : nullptr;
       if (first_)
         multiply_pair<P, true>(x, pairs_.stride, panels, pass_.steps, sums, coming, finishing_);
       else
@@ -267,7 +265,6 @@ void multiply(const Call& call) {
   const int64_t stride = padded(weight.in_features), panels = num_panels(weight) / (call.is_gated() ? 2 : 1);
   const int64_t share = std::max<int64_t>(1, panels / (team_size() * 8 * kStreams)) * kStreams;
   Shares shares;
-  shares.start(panels, share);
   if (call.rows <= kTileRows) {
     const bf16* x = call.x;
     if (stride != weight.in_features) {
@@ -276,6 +273,7 @@ void multiply(const Call& call) {
       x = rows;
     }
     const uint8_t rows = static_cast<uint8_t>(call.rows);
+    shares.start(panels, share);
     on_team([&] {
       const TilesInUse in_use(TileRows{rows, rows, rows, rows, rows, rows, rows, 16});
       const Part part(call);
@@ -293,7 +291,7 @@ void multiply(const Call& call) {
   const int64_t passes = whole ? 1 : (steps + kPassSteps - 1) / kPassSteps, each = (steps + passes - 1) / passes;
   float* const kept = passes > 1 ? memory_for<float>(sums) : nullptr;
   for (int64_t begin = 0; begin < steps; begin += each) {
-    const Pass pass{begin, std::min(each, steps - begin), kept, begin == 0, begin + each >= steps};
+    const Pass pass{begin, std::min(each, steps - begin), begin + each >= steps, kept};
     shares.start(panels, share);
     on_team([&] {
       const TilesInUse in_use;

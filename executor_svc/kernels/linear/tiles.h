@@ -43,9 +43,11 @@ template <int P>
 struct Panels {
   const uint32_t* at[P];
 
-  Panels(const Call& call, int64_t first) {
+  // From the step `begin` of each on.
+  Panels(const Call& call, int64_t first, int64_t begin = 0) {
     const int64_t results = call.is_gated() ? P / 2 : P, half = num_panels(*call.weight) / 2;
-    for (int64_t p = 0; p < P; ++p) at[p] = panel_of(*call.weight, first + p % results + p / results * half);
+    for (int64_t p = 0; p < P; ++p)
+      at[p] = panel_of(*call.weight, first + p % results + p / results * half) + begin * kStepWords;
   }
 };
 
