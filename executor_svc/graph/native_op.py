@@ -56,8 +56,9 @@ class Cpp:
             join = library.octavo_op_join
         except AttributeError:
             raise NativeOpError(f"{self.source.name} does not include octavo_op.h") from None
-        join.argtypes, join.restype = (ctypes.c_void_p, ctypes.c_void_p), None
-        join(*(ctypes.cast(own[name], ctypes.c_void_p) for name in ("octavo_run_on_team", "octavo_team_size")))
+        shared = ("octavo_run_on_team", "octavo_team_size", "octavo_team_index")
+        join.argtypes, join.restype = (ctypes.c_void_p,) * len(shared), None
+        join(*(ctypes.cast(own[name], ctypes.c_void_p) for name in shared))
         return self.make(NativeLibrary(self.source.name, isa, library))
 
 

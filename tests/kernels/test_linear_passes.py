@@ -1,4 +1,4 @@
-"""Products of many rows with long inputs, which are worked on in several passes: the bits of each row alone."""
+"""Products of many rows, which are worked on in sections, passes and parts: the bits of each row alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from executor_svc.kernels.native.library import load_library
 
 # More than half a MiB of activations, of more than 2048 inputs: two passes of which one has a step less; three, with
 # inputs that do not fill the depth of a tile, once with rows of which one is left for the last tiles; and four.
-SIZES = [(128, 2080), (70, 4100), (65, 4100), (33, 8192)]
+LONG = [(128, 2080), (70, 4100), (65, 4100), (33, 8192)]
+# Enough rows for a section of each thread: twice with rows that do not fill the last tiles, of which one has inputs for
+# two parts that do not go up in whole steps; and long inputs as well, whose passes have parts.
+MANY = [(385, 77), (450, 620), (400, 2080)]
 
 
 @each_library
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("rows", "in_features"), SIZES)
+@pytest.mark.parametrize(
+    ("threads", "rows", "in_features"),
+    [(threads, *size) for threads in (1, 2) for size in LONG]
+    + [(threads, *size) for threads in (2, 3) for size in MANY],
+)
 @pytest.mark.parametrize("out_features", [16, 90, 224])
 def test_each_row_has_the_bits_that_it_has_alone(
     isa: InstructionSet, threads: int, rows: int, in_features: int, out_features: int
@@ -52,13 +58,19 @@ def test_each_row_has_the_bits_that_it_has_alone(
 
 
 @each_library
-def test_the_likeliest_is_that_of_the_logits(isa: InstructionSet) -> None:
-    """It is looked for in the last pass alone: what the others hold is no logit."""
+@pytest.mark.parametrize("rows", [70, 390])
+def test_the_likeliest_is_that_of_the_logits(isa: InstructionSet, rows: int) -> None:
+    """It is looked for in the last pass alone: what the others hold is no logit. Of equals it is the first."""
     generator = torch.Generator().manual_seed(3)
-    linear = make_pack_linear(load_library(2, isa))(-torch.rand((203, 4100), generator=generator).bfloat16(), None)
-    x = torch.rand((70, 4100), generator=generator).bfloat16()
+    weight = -torch.rand((203, 4100), generator=generator).bfloat16()
+    weight[150:] = weight[:53]
+    linear = make_pack_linear(load_library(3, isa))(weight, None)
+    x = torch.rand((rows, 4100), generator=generator).bfloat16()
     x[:, 2048:] = -x[:, 2048:]
     found = linear.likeliest(x)
     assert found is not None
-    assert torch.equal(found[0].long(), linear.logits(x).argmax(1))
+    logits = linear.logits(x)
+    first = (logits == logits.amax(1, keepdim=True)).int().argmax(1)
+    assert torch.equal(found[0].long(), first)
+    assert (first < 53).any()
     assert found[1].all()

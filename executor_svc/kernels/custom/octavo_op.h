@@ -12,16 +12,19 @@ namespace joined {
 
 inline void (*run)(Work, void*) = nullptr;
 inline int (*size)() = nullptr;
+inline int (*index)() = nullptr;
 
 }  // namespace joined
 
 // The threads are those of Octavo's own kernels.
 void run_on_team(Work work, void* arguments) { joined::run(work, arguments); }
 int team_size() { return joined::size(); }
+int team_index() { return joined::index(); }
 
 }  // namespace octavo
 
-OCTAVO_EXPORT void octavo_op_join(void* run, void* size) {
+OCTAVO_EXPORT void octavo_op_join(void* run, void* size, void* index) {
   octavo::joined::run = reinterpret_cast<void (*)(octavo::Work, void*)>(run);
   octavo::joined::size = reinterpret_cast<int (*)()>(size);
+  octavo::joined::index = reinterpret_cast<int (*)()>(index);
 }

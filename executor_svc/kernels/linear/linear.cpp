@@ -10,8 +10,8 @@
 #include <cstddef>
 
 #include "../native/csrc/program.h"
+#include "../native/csrc/shares.h"
 #include "../native/csrc/simd.h"
-#include "../native/csrc/team.h"
 
 namespace octavo {
 namespace {
@@ -161,7 +161,7 @@ OCTAVO_EXPORT void octavo_linear(const Weight* weight, const float* x, float* ou
   const Call call{weight, x, out, rows};
   Shares shares;
   // Pieces small enough that a thread which another process holds up leaves its work to the others.
-  shares.start(panels, std::max<int64_t>(4, (panels / (team_size() * 8)) / 4 * 4));
+  shares.start_in_order(panels, std::max<int64_t>(4, (panels / (team_size() * 8)) / 4 * 4));
   on_team([&] {
     int64_t begin, end;
     while (shares.take(&begin, &end)) {

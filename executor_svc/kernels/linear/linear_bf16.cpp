@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../native/csrc/program.h"
-#include "../native/csrc/team.h"
+#include "../native/csrc/shares.h"
 #include "bf16.h"
 
 #if defined(OCTAVO_EMULATE_AMX) || defined(__AMX_BF16__)
@@ -93,7 +93,7 @@ void multiply(const Call& call) {
   deep.x = pad(call);
   const int64_t panels = num_panels(*call.weight);
   Shares shares;
-  shares.start(panels, std::max<int64_t>(1, panels / (team_size() * 8)));
+  shares.start_in_order(panels, std::max<int64_t>(1, panels / (team_size() * 8)));
   on_team([&] {
     const Part part(deep);
     int64_t begin, end;
@@ -107,6 +107,9 @@ void multiply(const Call& call) {
 #endif
 
 using namespace octavo;
+
+// Elements of the weight's rows that one thread takes at a time: each comes with a line of memory of its own.
+constexpr int64_t kPiece = 32 * 1024;
 
 // Words that the panels of a weight take.
 OCTAVO_EXPORT int64_t octavo_linear_bf16_words(int64_t out_features, int64_t in_features) {
@@ -142,11 +145,13 @@ OCTAVO_EXPORT void octavo_linear_bf16_likeliest(const Weight* weight, const bf16
 // Rows of the weight, [count, in].
 OCTAVO_EXPORT void octavo_linear_bf16_weight_rows(const Weight* weight, const int64_t* rows, bf16* out, int64_t count) {
   const int64_t in_features = weight->in_features;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t* column = panel_of(*weight, rows[i] / kPanel) + rows[i] % kPanel;
-    for (int64_t k = 0; k < in_features; ++k)
-      out[i * in_features + k] = static_cast<bf16>(column[k / 2 * kPanel] >> 16 * (k % 2));
-  }
+  share_rows(count, in_features, kPiece, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const uint32_t* column = panel_of(*weight, rows[i] / kPanel) + rows[i] % kPanel;
+      for (int64_t k = 0; k < in_features; ++k)
+        out[i * in_features + k] = static_cast<bf16>(column[k / 2 * kPanel] >> 16 * (k % 2));
+    }
+  });
 }
 
 // weight is [out, in].

@@ -2,7 +2,7 @@
 //
 // A core's vectors and its tiles stand still for each other where the work of one follows that of the other, however
 // independent: so what a block came to is stored between the first products of the next block, and rounded, activated
-// and written a few rows at a time between those that follow. With that the activation costs next to nothing.
+// and written a few rows at a time between those that follow.
 #pragma once
 
 #include <optional>
@@ -21,24 +21,47 @@ constexpr int64_t kRowsBytes = 1 << 20;
 constexpr int64_t kPassSteps = 64;
 constexpr int64_t kWholeBytes = 1 << 19;
 constexpr int64_t kMostSums = 1 << 22;
+// Steps of two panels that stay in the first-level cache while some pairs of tiles of rows come by, and how many pairs
+// it takes to pay for their sums, which come and go.
+constexpr int64_t kNearSteps = 18;
+constexpr int64_t kNearPairs = 3;
+// Pairs of rows that are enough for a thread to read all weights for them alone: the activations of a step then stay
+// where they are, in its core's cache, from op to op.
+constexpr int64_t kSectionPairs = 6;
 
 // The steps that a pass takes of every product.
 struct Pass {
   int64_t begin, steps;
   bool is_last;
-  float* sums;  // of every block, between passes; null where there is one
+  float* sums;  // of every block, from one pass to the next; null where there is one pass
 };
 
-// Pairs of tiles of rows: those that lie in memory as a tile takes them, and copies of the others.
+// The work of a pass, numbered: all panels of the result for the first section of the pairs, then for the next.
+struct Sections {
+  int64_t count, pairs, panels;
+  int64_t piece;  // that threads take at a time
+
+  // Of a section. No piece is of two.
+  int64_t numbers() const { return (panels + piece - 1) / piece * piece; }
+  int64_t first_pair(int64_t section) const { return pairs * section / count; }
+};
+
+// The rows of a product in pairs of tiles. The last pair ends where the rows end, so that all of it can be read, and has
+// some of its rows in common with the one before.
 struct Pairs {
   const bf16* x;
-  const bf16* copy;
-  int64_t in_place;
-  int64_t count;
   int64_t stride;  // of a row, in elements
+  int64_t rows;    // more than a tile's
 
-  const bf16* at(int64_t pair) const {
-    return pair < in_place ? x + pair * kPairRows * stride : copy + (pair - in_place) * kPairRows * stride;
+  int64_t count() const { return (rows + kPairRows - 1) / kPairRows; }
+  // Of a pair, and of its rows the first that is not of the pair before.
+  int64_t first_row(int64_t pair) const { return std::max<int64_t>(0, std::min(pair * kPairRows, rows - kPairRows)); }
+  int64_t first_own(int64_t pair) const { return pair * kPairRows - first_row(pair); }
+  const bf16* at(int64_t pair) const { return x + first_row(pair) * stride; }
+  // With a single pair the lower tiles have the rows that are left.
+  TileRows tile_rows() const {
+    const uint8_t lower = static_cast<uint8_t>(std::min(rows, kPairRows) - kTileRows);
+    return TileRows{16, 16, lower, lower, 16, lower, 16, 16};
   }
 };
 
@@ -47,14 +70,15 @@ class Finishing {
  public:
   explicit Finishing(const Call& call) : call_(call) {}
 
-  // What the tiles hold, once it is stored, is of this block; `kept`, where it is not null, is for a later pass.
-  void begin(int64_t row, int64_t panel, int panels, float* kept) {
+  // What the tiles hold, once it is stored, is of this block, and its rows from `first` on are to be finished; `kept`,
+  // where it is not null, is for a later pass.
+  void begin(int64_t row, int64_t first, int64_t panel, int panels, float* kept) {
     row_ = row;
     panel_ = panel;
     panels_ = panels;
     kept_ = kept;
-    next_ = 0;
-    end_ = kept ? 0 : static_cast<int>(std::min(kPairRows, call_.rows - row));
+    next_ = static_cast<int>(first);
+    end_ = kept ? next_ : static_cast<int>(std::min(kPairRows, call_.rows - row));
   }
 
   // Where a tile's sums belong: those of the first 16 rows, then of the others, a panel after the other.
@@ -62,7 +86,7 @@ class Finishing {
 
   void some() {
     if (next_ == end_) return;
-    const int rows = std::min(kRowsAtOnce, end_ - next_);
+    const int rows = std::min(kRowsAtOnce - next_ % kRowsAtOnce, end_ - next_);
     const float* const left = sums(next_ / kTileRows * 2) + next_ % kTileRows * kPanel;
     finish_block(rows, left, left + kSums);
     next_ += rows;
@@ -73,7 +97,7 @@ class Finishing {
   }
 
  private:
-  // None of a tile's 16 is left behind.
+  // From one multiple to the next: those of a tile.
   static constexpr int kRowsAtOnce = 4;
 
   const Call& call_;
@@ -122,8 +146,9 @@ struct Coming {
     _tile_zero(number);
 
 // 32 rows times one or two panels: each tile of weights meets two of activations, and the other way round. Rows of `x`
-// are `stride` elements apart. `sums`, where it is not null, are those of the passes before; `before` is the block whose
-// sums the tiles hold yet; `first` that nobody has fetched the panels.
+// are `stride` elements apart; they come from the second-level cache and leave the first to the panels. `sums`, where it
+// is not null, are those of the steps before; `before` is the block whose sums the tiles hold yet; `first` that nobody
+// has fetched the panels.
 template <int P, bool first>
 void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64_t steps, const float* sums,
                    Coming& coming, Finishing& before) {
@@ -131,7 +156,7 @@ void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64
   write_for_tiles();
   _tile_stored(0, before.sums(0), kPanel * 4);
   OCTAVO_BEGIN_SUMS(0)
-  _tile_loadd(4, x, stride * 2);
+  _tile_stream_loadd(4, x, stride * 2);
   _tile_loadd(6, panels.at[0], kPanel * 4);
   _tile_dpbf16ps(0, 4, 6);
   _tile_stored(1, before.sums(1), kPanel * 4);
@@ -142,7 +167,7 @@ void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64
   }
   _tile_stored(2, before.sums(2), kPanel * 4);
   OCTAVO_BEGIN_SUMS(2)
-  _tile_loadd(5, lower, stride * 2);
+  _tile_stream_loadd(5, lower, stride * 2);
   _tile_dpbf16ps(2, 5, 6);
   _tile_stored(3, before.sums(3), kPanel * 4);
   if constexpr (P > 1) {
@@ -154,11 +179,11 @@ void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64
     if constexpr (first)
       for (int p = 0; p < P; ++p) fetch_ahead(panels.at[p] + k * kStepWords);
     coming.fetch();
-    _tile_loadd(4, x + k * kDepth, stride * 2);
+    _tile_stream_loadd(4, x + k * kDepth, stride * 2);
     _tile_loadd(6, panels.at[0] + k * kStepWords, kPanel * 4);
     _tile_dpbf16ps(0, 4, 6);
     if (k % 2 == 0) before.some();
-    _tile_loadd(5, lower + k * kDepth, stride * 2);
+    _tile_stream_loadd(5, lower + k * kDepth, stride * 2);
     if constexpr (P > 1) {
       _tile_loadd(7, panels.at[1] + k * kStepWords, kPanel * 4);
       _tile_dpbf16ps(1, 4, 7);
@@ -171,19 +196,30 @@ void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64
 
 // Panels of the result of a block, and how many blocks a pair of tiles of rows has.
 inline int64_t block_width(const Call& call) { return call.is_gated() ? 1 : 2; }
-inline int64_t num_blocks(const Call& call) {
-  return (num_panels(*call.weight) + 1) / 2;
+inline int64_t num_blocks(const Call& call) { return (num_panels(*call.weight) + 1) / 2; }
+
+// What a thread keeps memory for.
+enum Use { kRows, kPasses, kParts };
+
+// The memory is kept: a step takes none.
+template <class T, Use>
+T* memory_for(int64_t elements) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  static thread_local std::vector<T> memory;
+  if (static_cast<int64_t>(memory.size()) < elements + kLine) memory.resize(static_cast<size_t>(elements + kLine));
+  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(T);
 }
 
 // One thread's part of a pass over a product of many rows.
 class ManyRows {
  public:
-  ManyRows(const Call& call, const Pairs& pairs, const Pass& pass)
+  ManyRows(const Call& call, const Pairs& pairs, const Pass& pass, const Sections& sections)
       : call_(call),
         pairs_(pairs),
         pass_(pass),
+        sections_(sections),
         width_(block_width(call)),
-        section_(std::max<int64_t>(1, kRowsBytes / (pass.steps * kDepth * kPairRows * 2))),
+        most_pairs_(std::max<int64_t>(1, kRowsBytes / (pass.steps * kDepth * kPairRows * 2))),
         finishing_(call) {}
 
   void run(Shares& shares) {
@@ -192,13 +228,17 @@ class ManyRows {
     // The next share is taken early: its first panels are fetched in time.
     for (bool more = true; more; begin = next, end = next_end) {
       more = shares.take(&next, &next_end);
-      for (int64_t from = 0; from < pairs_.count; from += section_)
-        for (int64_t panel = begin; panel < end; panel += width_) {
-          const int64_t after = panel + width_ < end ? panel + width_ : more ? next : panel;
-          if (panel + width_ <= end)
-            multiply<2>(from, panel, after);
+      const int64_t section = begin / sections_.numbers(), skipped = section * sections_.numbers();
+      const int64_t last_pair = sections_.first_pair(section + 1);
+      const int64_t last = std::min(end - skipped, sections_.panels), coming = next % sections_.numbers();
+      for (int64_t from = sections_.first_pair(section); from < last_pair; from += most_pairs_)
+        for (int64_t panel = begin - skipped; panel < last; panel += width_) {
+          const int64_t after = panel + width_ < last ? panel + width_ : more ? coming : panel;
+          const int64_t until = std::min(last_pair, from + most_pairs_);
+          if (panel + width_ <= last)
+            multiply<2>(from, until, panel, after);
           else
-            multiply<1>(from, panel, after);
+            multiply<1>(from, until, panel, after);
         }
     }
     _tile_stored(0, finishing_.sums(0), kPanel * 4);
@@ -212,49 +252,57 @@ class ManyRows {
   const Call& call_;
   const Pairs pairs_;
   const Pass pass_;
+  const Sections sections_;
   const int64_t width_;
-  const int64_t section_;  // pairs that a pass over the panels works on
+  const int64_t most_pairs_;  // that meet the panels one after the other
   bool first_ = true;
   Finishing finishing_;
 
-  // A section of the pairs, while the panels of `after` come from memory.
+  // The pairs [from, until), while the panels of `after` come from memory.
   template <int P>
-  void multiply(int64_t from, int64_t panel, int64_t after) {
-    const Panels<P> panels(call_, panel, pass_.begin);
+  void multiply(int64_t from, int64_t until, int64_t panel, int64_t after) {
+    const int64_t count = until - from;
     const Panels<2> next(call_, after, pass_.begin);
-    const int64_t until = std::min(pairs_.count, from + section_), count = until - from;
     Coming coming{{next.at[0], next.at[1]}, (kStepBytes / 64 + count - 1) / count};
-    for (int64_t pair = from; pair < until; ++pair) {
-      const bf16* const x = pairs_.at(pair) + pass_.begin * kDepth;
-      float* const kept = pass_.sums ? pass_.sums + (pair * num_blocks(call_) + panel / width_) * 4 * kSums : nullptr;
-      const float* const sums = pass_.begin ? kept : nullptr;
-      if (first_)
-        multiply_pair<P, true>(x, pairs_.stride, panels, pass_.steps, sums, coming, finishing_);
-      else
-        multiply_pair<P, false>(x, pairs_.stride, panels, pass_.steps, sums, coming, finishing_);
-      first_ = false;
-      finishing_.begin(pair * kPairRows, panel, P, pass_.is_last ? nullptr : kept);
+    const int64_t parts = count < kNearPairs ? 1 : (pass_.steps + kNearSteps - 1) / kNearSteps;
+    // Where the blocks' sums lie from one part to the next, and how far apart.
+    float* between = nullptr;
+    int64_t apart = 4 * kSums;
+    if (pass_.sums) {
+      between = pass_.sums + (from * num_blocks(call_) + panel / width_) * apart;
+      apart *= num_blocks(call_);
+    } else if (parts > 1) {
+      between = memory_for<float, kParts>(count * apart);
+    }
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t done = pass_.steps * part / parts, steps = pass_.steps * (part + 1) / parts - done;
+      const int64_t begin = pass_.begin + done;
+      const Panels<P> panels(call_, panel, begin);
+      const bool is_last = pass_.is_last && part + 1 == parts;
+      for (int64_t pair = from; pair < until; ++pair) {
+        float* const kept = between ? between + (pair - from) * apart : nullptr;
+        const bf16* const x = pairs_.at(pair) + begin * kDepth;
+        const float* const sums = begin ? kept : nullptr;
+        if (first_)
+          multiply_pair<P, true>(x, pairs_.stride, panels, steps, sums, coming, finishing_);
+        else
+          multiply_pair<P, false>(x, pairs_.stride, panels, steps, sums, coming, finishing_);
+        first_ = false;
+        finishing_.begin(pairs_.first_row(pair), pairs_.first_own(pair), panel, P, is_last ? nullptr : kept);
+      }
     }
   }
 };
 
-// The rows [begin, end) of x to where they lie `stride` apart, zeros where x has nothing.
-void fill_rows(const Call& call, bf16* rows, int64_t stride, int64_t begin, int64_t end) {
+// A copy of x whose rows go on with zeros.
+const bf16* rows_with_zeros(const Call& call, int64_t stride) {
   const int64_t in_features = call.weight->in_features;
-  for (int64_t row = begin; row < end; ++row, rows += stride) {
-    const int64_t width = row < call.rows ? in_features : 0;
-    if (width) std::memcpy(rows, call.x + row * in_features, static_cast<size_t>(width) * sizeof(bf16));
-    std::fill(rows + width, rows + stride, bf16{0});
+  bf16* const copy = memory_for<bf16, kRows>(call.rows * stride);
+  for (int64_t row = 0; row < call.rows; ++row) {
+    std::memcpy(copy + row * stride, call.x + row * in_features, static_cast<size_t>(in_features) * sizeof(bf16));
+    std::fill(copy + row * stride + in_features, copy + (row + 1) * stride, bf16{0});
   }
-}
-
-// The memory is kept: a step takes none.
-template <class T>
-T* memory_for(int64_t elements) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  static thread_local std::vector<T> memory;
-  if (static_cast<int64_t>(memory.size()) < elements + kLine) memory.resize(static_cast<size_t>(elements + kLine));
-  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(T);
+  return copy;
 }
 
 // A gate's columns and those it is for begin with a panel each.
@@ -265,15 +313,10 @@ void multiply(const Call& call) {
   const int64_t stride = padded(weight.in_features), panels = num_panels(weight) / (call.is_gated() ? 2 : 1);
   const int64_t share = std::max<int64_t>(1, panels / (team_size() * 8 * kStreams)) * kStreams;
   Shares shares;
+  const bf16* const x = stride == weight.in_features ? call.x : rows_with_zeros(call, stride);
   if (call.rows <= kTileRows) {
-    const bf16* x = call.x;
-    if (stride != weight.in_features) {
-      bf16* const rows = memory_for<bf16>(kTileRows * stride);
-      fill_rows(call, rows, stride, 0, call.rows);
-      x = rows;
-    }
     const uint8_t rows = static_cast<uint8_t>(call.rows);
-    shares.start(panels, share);
+    shares.start_in_order(panels, share);
     on_team([&] {
       const TilesInUse in_use(TileRows{rows, rows, rows, rows, rows, rows, rows, 16});
       const Part part(call);
@@ -282,22 +325,26 @@ void multiply(const Call& call) {
     });
     return;
   }
-  const int64_t pairs = (call.rows + kPairRows - 1) / kPairRows;
-  const int64_t in_place = stride == weight.in_features ? call.rows / kPairRows : 0;
-  bf16* const copy = memory_for<bf16>((pairs - in_place) * kPairRows * stride);
-  fill_rows(call, copy, stride, in_place * kPairRows, pairs * kPairRows);
-  const int64_t steps = stride / kDepth, sums = pairs * num_blocks(call) * 4 * kSums;
-  const bool whole = pairs * kPairRows * stride * 2 <= kWholeBytes || sums > kMostSums;
+  const Pairs pairs{x, stride, call.rows};
+  const int64_t count = pairs.count();
+  // Who looks for the likeliest column comes to them in order.
+  const int64_t most_sections = call.epilogue == kLikeliest ? 1 : team_size();
+  const Sections sections{std::clamp<int64_t>(count / kSectionPairs, 1, most_sections), count, panels, share};
+  const int64_t steps = stride / kDepth, sums = count * num_blocks(call) * 4 * kSums;
+  const bool whole = count * kPairRows * stride * 2 <= kWholeBytes || sums > kMostSums;
   const int64_t passes = whole ? 1 : (steps + kPassSteps - 1) / kPassSteps, each = (steps + passes - 1) / passes;
-  float* const kept = passes > 1 ? memory_for<float>(sums) : nullptr;
+  float* const kept = passes > 1 ? memory_for<float, kPasses>(sums) : nullptr;
   for (int64_t begin = 0; begin < steps; begin += each) {
     const Pass pass{begin, std::min(each, steps - begin), begin + each >= steps, kept};
-    shares.start(panels, share);
+    if (sections.count == 1)
+      shares.start_in_order(panels, share);
+    else
+      shares.start(sections.count * sections.numbers(), share);
     on_team([&] {
-      const TilesInUse in_use;
+      const TilesInUse in_use(pairs.tile_rows());
       std::optional<Part> part;
       if (pass.is_last) part.emplace(call);  // before that no row is finished
-      ManyRows(call, Pairs{call.x, copy, in_place, pairs, stride}, pass).run(shares);
+      ManyRows(call, pairs, pass, sections).run(shares);
     });
   }
 }

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "../native/csrc/program.h"
-#include "../native/csrc/team.h"
+#include "../native/csrc/shares.h"
 #include "partition.h"
 #include "plan.h"
 #include "tiles.h"
@@ -105,7 +105,7 @@ class Attention {
     const int64_t count = static_cast<int64_t>(tasks.size());
     if (count == 0) return;
     Shares shares;
-    shares.start(count, 1);
+    shares.start_in_order(count, 1);
     const int64_t others = team_size() - 1;
     const auto work = [&] {
       [[maybe_unused]] const typename Kind::Lent lent;

@@ -48,12 +48,18 @@ inline void turn_four(const void* const* lines, int64_t word, void* to, int64_t 
 
 #endif
 
+#if defined(__AVX512BW__)
+// The first `count` elements of a depth.
+inline __mmask32 first_of_depth(int64_t count) {
+  return count >= kDepth ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
+}
+#endif
+
 // Elements [column, column + kDepth) of a head, zeros from head_dim on.
 inline void copy_part(const bf16* head, int64_t column, int64_t head_dim, bf16* to) {
   const int64_t left = head_dim - column;
 #if defined(__AVX512BW__)
-  const __mmask32 taken = left >= kDepth ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
-  _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16(taken, head + column));
+  _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16(first_of_depth(left), head + column));
 #else
   const int64_t count = left < kDepth ? left : kDepth;
   std::memcpy(to, head + column, static_cast<size_t>(count) * sizeof(bf16));
@@ -64,9 +70,20 @@ inline void copy_part(const bf16* head, int64_t column, int64_t head_dim, bf16* 
 // Whether some element is infinite or NaN: times a weight of zero it is not zero.
 inline bool any_not_finite(const bf16* head, int64_t head_dim) {
   constexpr bf16 kExponent = 0x7f80;
-  for (int64_t i = 0; i < head_dim; ++i)
-    if ((head[i] & kExponent) == kExponent) return true;
-  return false;
+#if defined(__AVX512BW__)
+  const __m512i exponent = _mm512_set1_epi16(kExponent);
+  __mmask32 among = 0;
+  for (int64_t i = 0; i < head_dim; i += kDepth) {
+    const __m512i values = _mm512_maskz_loadu_epi16(first_of_depth(head_dim - i), head + i);
+    among |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(values, exponent), exponent);
+  }
+  return among != 0;
+#else
+  // To the end, without a branch: so the compiler takes vectors.
+  bf16 found = 0;
+  for (int64_t i = 0; i < head_dim; ++i) found |= (head[i] & kExponent) == kExponent;
+  return found != 0;
+#endif
 }
 
 }  // namespace attention

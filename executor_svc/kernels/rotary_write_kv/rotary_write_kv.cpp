@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "../native/csrc/program.h"
+#include "../native/csrc/shares.h"
 #include "../native/csrc/simd.h"
-#include "../native/csrc/team.h"
 #include "turn.h"
 
 namespace octavo {

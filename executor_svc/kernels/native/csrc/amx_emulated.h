@@ -65,9 +65,11 @@ inline void emulated_tile_dpbf16ps(int sums, int a, int b) {
 // Macros in g++'s header, functions in clang's.
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #define _tile_zero emulated_tile_zero
 #define _tile_loadd emulated_tile_loadd
+#define _tile_stream_loadd emulated_tile_loadd
 #define _tile_stored emulated_tile_stored
 #define _tile_dpbf16ps emulated_tile_dpbf16ps

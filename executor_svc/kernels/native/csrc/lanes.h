@@ -2,8 +2,8 @@
 // time. For kernels that select and count.
 #pragma once
 
+#include "shares.h"
 #include "simd.h"
-#include "team.h"
 
 namespace octavo {
 

@@ -2,6 +2,7 @@
 // one call from Python.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <utility>

@@ -50,11 +50,8 @@ static inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 static inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 static inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 static inline Vec round_even(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
-// 2 to the power of the whole number x, -126 to 127.
-static inline Vec exp2_whole(Vec x) {
-  const Bits exponent = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
-}
+// y times 2 to the power of the whole number x, -126 to 127.
+static inline Vec times_exp2(Vec y, Vec x) { return _mm512_scalef_ps(y, x); }
 static inline Bits load_bits(const void* p) { return _mm512_loadu_si512(p); }
 static inline Bits broadcast_bits(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 static inline Vec low_halves(Bits x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
@@ -84,9 +81,9 @@ static inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 static inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 static inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 static inline Vec round_even(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-static inline Vec exp2_whole(Vec x) {
+static inline Vec times_exp2(Vec y, Vec x) {
   const Bits exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+  return _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
 static inline Bits load_bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 static inline Bits broadcast_bits(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
@@ -126,9 +123,9 @@ static inline Vec round_even(Vec x) {
   const Vec shift = broadcast(12582912.0f);
   return (x + shift) - shift;
 }
-static inline Vec exp2_whole(Vec x) {
+static inline Vec times_exp2(Vec y, Vec x) {
   const Bits exponent = reinterpret_cast<Bits>(__builtin_convertvector(x, Whole) + 127) << 23;
-  return reinterpret_cast<Vec>(exponent);
+  return y * reinterpret_cast<Vec>(exponent);
 }
 static inline Bits load_bits(const void* p) {
   Bits x;
@@ -162,20 +159,38 @@ static inline Bits rounded_up_halves(Vec x) {
   return x == x ? rounded : bits | 0x400000u;
 #endif
 }
-static inline void store(bf16* p, Vec x) {
-  const Bits halves = rounded_up_halves(x);
 #if defined(__AVX512F__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(halves, 16)));
+// The same, without space between.
+static inline __m256i rounded_halves(Vec x) {
+#if defined(__AVX512BF16__)
+  // One instruction, but what is too small for a normal float32 it takes for zero.
+  constexpr int kTooSmall = 0x20;
+  if (__builtin_expect(_mm512_fpclass_ps_mask(x, kTooSmall) == 0, 1))
+    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+#endif
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_up_halves(x), 16));
+}
+#endif
+static inline void store(bf16* p, Vec x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded_halves(x));
 #elif defined(__AVX2__)
-  const __m256i low = _mm256_srli_epi32(halves, 16);
+  const __m256i low = _mm256_srli_epi32(rounded_up_halves(x), 16);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 #else
+  const Bits halves = rounded_up_halves(x);
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<bf16>(halves[i] >> 16);
 #endif
 }
 // What store and load of bfloat16 make of it.
-static inline Vec rounded_to_bf16(Vec x) { return high_halves(rounded_up_halves(x)); }
+static inline Vec rounded_to_bf16(Vec x) {
+#if defined(__AVX512BF16__)
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded_halves(x)), 16));
+#else
+  return high_halves(rounded_up_halves(x));
+#endif
+}
 // The lanes of two vectors in turn: what low_halves and high_halves of the 2 * kLanes bfloat16 from p on give back.
 static inline void store_halves(bf16* p, Vec low, Vec high) {
   const Bits a = rounded_up_halves(low), b = rounded_up_halves(high);
@@ -226,7 +241,7 @@ static inline Vec exp_by_parts(Vec x, Vec n, Vec r) {
   y = fma(y, r, broadcast(0.5f));
   y = fma(y, r, broadcast(1.0f));
   y = fma(y, r, broadcast(1.0f));
-  y = mul(y, exp2_whole(n));
+  y = times_exp2(y, n);
   const Vec lowest = broadcast(kLowestExp);
 #if defined(__AVX512F__)
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, lowest, _CMP_NLE_UQ), y);

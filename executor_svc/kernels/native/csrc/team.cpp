@@ -35,6 +35,8 @@ bool look_for(const F& found) {
   return found();
 }
 
+thread_local int index_of_thread = 0;
+
 class Team {
  public:
   void resize(int size) {
@@ -44,7 +46,11 @@ class Team {
     stopping_ = false;
     size_ = size;
     const uint64_t round = gate_.load() / kRound;
-    for (int index = 1; index < size; ++index) threads_.emplace_back([this, round] { serve(round); });
+    for (int index = 1; index < size; ++index)
+      threads_.emplace_back([this, index, round] {
+        index_of_thread = index;
+        serve(round);
+      });
   }
 
   void run(Work work, void* arguments) {
@@ -147,6 +153,7 @@ void run_on_team(Work work, void* arguments) {
 }
 int64_t rounds() { return rounds_done.load(std::memory_order_relaxed); }
 int team_size() { return team().size(); }
+int team_index() { return index_of_thread; }
 
 }  // namespace octavo
 

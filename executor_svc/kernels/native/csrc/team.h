@@ -5,36 +5,12 @@
 // sleep: other services run on the same cores.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 // A function of the library's C interface.
 #define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace octavo {
-
-// Hands out the numbers 0 to `end`, in pieces, to whichever thread asks first.
-class Shares {
- public:
-  void start(int64_t end, int64_t piece) {
-    next_.store(0, std::memory_order_relaxed);
-    end_ = end;
-    piece_ = piece;
-  }
-  // The next piece, [*begin, *end); false where nothing is left.
-  bool take(int64_t* begin, int64_t* end) {
-    const int64_t first = next_.fetch_add(piece_, std::memory_order_relaxed);
-    if (first >= end_) return false;
-    *begin = first;
-    *end = first + piece_ < end_ ? first + piece_ : end_;
-    return true;
-  }
-
- private:
-  alignas(64) std::atomic<int64_t> next_{0};
-  int64_t end_ = 0;
-  int64_t piece_ = 1;
-};
 
 using Work = void (*)(void* arguments);
 
@@ -51,5 +27,7 @@ void on_team(const F& f) {
 }
 
 int team_size();
+// Which of them the calling thread is: 0 for whoever calls.
+int team_index();
 
 }  // namespace octavo
