@@ -1,7 +1,8 @@
 """What this machine can do at most: read bandwidth of memory and rate of matrix products: python bench/limits.py.
 
 Bandwidth is that of stream_read.c, and of a sum in torch, whichever is higher: one thread and all. The rate is the best
-that torch's matrix products reach on all threads, over types and numbers of rows. Floors divide by both.
+that matrix products, torch's and Octavo's own, reach on all threads, over types and numbers of rows. Floors divide by
+both.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+if TYPE_CHECKING:
+    from executor_svc.kernels.linear import PackLinear
 
 _SOURCE = Path(__file__).with_name("stream_read.c")
 _ROWS = (64, 128, 256, 512, 1024)
@@ -100,15 +107,31 @@ def _peak_rate(num_threads: int, seconds: float) -> tuple[float, str, int]:
     from torch.nn.functional import linear
 
     torch.set_num_threads(num_threads)
+    pack_linear = _own_products(num_threads)
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         weight = torch.randn(_OUTER, _INNER).to(dtype)
+        products = [partial(linear, weight=weight)]
+        if pack_linear is not None:
+            products.append(pack_linear(weight, None))
         for rows in _ROWS:
             inputs = torch.randn(rows, _INNER).to(dtype)
             with torch.inference_mode():
-                best = _best_time(partial(linear, inputs, weight), seconds)
+                best = min(_best_time(partial(product, inputs), seconds / len(products)) for product in products)
             found.append((2.0 * rows * _INNER * _OUTER / best, str(dtype).removeprefix("torch."), rows))
     return max(found)
+
+
+def _own_products(num_threads: int) -> PackLinear | None:
+    """Return what packs a weight for Octavo's kernels; None where they cannot be compiled."""
+    from executor_svc.kernels import build_kernels
+    from executor_svc.kernels.native.build import KernelBuildError
+
+    try:
+        return build_kernels("cpu", num_threads).pack_linear
+    except KernelBuildError as error:
+        print(f"Octavo's kernels were not run ({error}): the rate is torch's", file=sys.stderr)
+        return None
 
 
 def _best_time(work: Callable[[], object], seconds: float) -> float:
