@@ -17,8 +17,8 @@ from executor_svc.kernels.record import Record, StepBody
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 2048
-"""Of a recorded step: those that chunks of prompts fill have as many tokens as the next of their kind. In longer ones the
-calls cost little beside what they compute."""
+"""Of a recorded step. Those that chunks of prompts fill have the same number of tokens again and again. In longer ones
+the calls cost little beside what they compute."""
 MAX_PROGRAMS = 256
 """The one that was not used for longest goes first. A program of a small model takes some 50 KiB."""
 
