@@ -2,6 +2,9 @@
 //
 // A tile adds up each of its elements by itself, in pairs of neighbours along the depth, in the depth's order: so an
 // element does not depend on what else is in the tile, on which factor comes from the left, or on lines of zeros.
+//
+// Keys and values are loaded past the first-level cache: those of a partition would fill it beside scores and weights,
+// which come and go in it.
 #pragma once
 
 #include <cstdint>
@@ -60,24 +63,24 @@ inline void multiply_keys(const bf16* keys, int64_t stride, int64_t next_head, c
   for (int64_t k = 0; k < depths; ++k) {
     const bf16* const key = keys + k * kDepth;
     const bf16* const query = queries + k * kTileWords * 2;
-    _tile_loadd(4, key, stride * 2);
+    _tile_stream_loadd(4, key, stride * 2);
     _tile_loadd(6, query, 64);
     _tile_dpbf16ps(0, 4, 6);
     between();
     if constexpr (N > 1) {
-      _tile_loadd(5, key + next_head, stride * 2);
+      _tile_stream_loadd(5, key + next_head, stride * 2);
       _tile_loadd(7, query + next_query, 64);
       _tile_dpbf16ps(1, 5, 7);
       between();
     }
     if constexpr (N > 2) {
-      _tile_loadd(4, key + 2 * next_head, stride * 2);
+      _tile_stream_loadd(4, key + 2 * next_head, stride * 2);
       _tile_loadd(6, query + 2 * next_query, 64);
       _tile_dpbf16ps(2, 4, 6);
       between();
     }
     if constexpr (N > 3) {
-      _tile_loadd(5, key + 3 * next_head, stride * 2);
+      _tile_stream_loadd(5, key + 3 * next_head, stride * 2);
       _tile_loadd(7, query + 3 * next_query, 64);
       _tile_dpbf16ps(3, 5, 7);
       between();
@@ -95,18 +98,18 @@ inline void multiply_queries(const bf16* queries, int64_t width, const bf16* key
   for (int64_t k = 0; k < width / kDepth; ++k) {
     const bf16* const tiles = keys + k * kTileWords * 2;
     _tile_loadd(4, queries + k * kDepth, width * 2);
-    _tile_loadd(6, tiles, 64);
+    _tile_stream_loadd(6, tiles, 64);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (N > 1) {
-      _tile_loadd(7, tiles + between, 64);
+      _tile_stream_loadd(7, tiles + between, 64);
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (N > 2) {
-      _tile_loadd(6, tiles + 2 * between, 64);
+      _tile_stream_loadd(6, tiles + 2 * between, 64);
       _tile_dpbf16ps(2, 4, 6);
     }
     if constexpr (N > 3) {
-      _tile_loadd(7, tiles + 3 * between, 64);
+      _tile_stream_loadd(7, tiles + 3 * between, 64);
       _tile_dpbf16ps(3, 4, 7);
     }
   }
@@ -133,21 +136,21 @@ inline void multiply_weights(const float* weights, const ValueTile* values, int6
     const bf16* const at = values[t].at + column;
     const int64_t bytes = values[t].stride * 2;
     _tile_loadd(4, weights + t * kTileWords, 64);
-    _tile_loadd(6, at, bytes);
+    _tile_stream_loadd(6, at, bytes);
     _tile_dpbf16ps(0, 4, 6);
     between();
     if constexpr (N > 1) {
-      _tile_loadd(7, at + kDepth, bytes);
+      _tile_stream_loadd(7, at + kDepth, bytes);
       _tile_dpbf16ps(1, 4, 7);
       between();
     }
     if constexpr (N > 2) {
-      _tile_loadd(6, at + 2 * kDepth, bytes);
+      _tile_stream_loadd(6, at + 2 * kDepth, bytes);
       _tile_dpbf16ps(2, 4, 6);
       between();
     }
     if constexpr (N > 3) {
-      _tile_loadd(7, at + 3 * kDepth, bytes);
+      _tile_stream_loadd(7, at + 3 * kDepth, bytes);
       _tile_dpbf16ps(3, 4, 7);
       between();
     }
@@ -173,12 +176,12 @@ inline void multiply_two_weights(const float* weights, int64_t next, const Value
     const bf16* const at = values[t].at + column;
     const int64_t bytes = values[t].stride * 2;
     _tile_loadd(4, weights + t * kTileWords, 64);
-    _tile_loadd(6, at, bytes);
+    _tile_stream_loadd(6, at, bytes);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(5, weights + next + t * kTileWords, 64);
     _tile_dpbf16ps(2, 5, 6);
     if constexpr (N > 1) {
-      _tile_loadd(7, at + kDepth, bytes);
+      _tile_stream_loadd(7, at + kDepth, bytes);
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }

@@ -110,8 +110,9 @@ struct ByTiles::Scratch {
     seen = from + rows;
     from_here = seen + rows;
     seen_here = from_here + rows;
-    // Keys, values, and what is next.
-    if (pointers_.empty()) pointers_.resize(2 * kPartition + kAhead);
+    // Keys and values, and those that are next.
+    static_assert(kAhead <= 2 * kPartition);
+    if (pointers_.empty()) pointers_.resize(4 * kPartition);
   }
 
   const bf16** stream() const { return const_cast<const bf16**>(pointers_.data()); }

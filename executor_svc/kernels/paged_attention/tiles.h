@@ -64,14 +64,15 @@ class ByTiles::Chunks {
   const bf16* const* keys() const { return scratch_.stream() - low_; }
   const bf16* const* values() const { return scratch_.stream() + (high_ - low_) - low_; }
 
-  // Line up what is read in turn: keys, values, then the first of what follows, its keys and its values.
+  // Line up what is read in turn: keys, values, then what follows, its keys and its values: for few rows the first of it.
   void locate(int64_t begin, const Next<bf16>& next) {
     const int64_t count = high_ - low_;
     const bf16** at = context_.locate(context_.keys, begin + low_, count, scratch_.stream());
     at = context_.locate(context_.values, begin + low_, count, at);
-    on_their_way_ = std::min(scratch_.stream() + kAhead, at);
+    on_their_way_ = scratch_.few ? std::min(scratch_.stream() + kAhead, at) : at;
     if (next.context) {
-      const int64_t keys = std::min<int64_t>(kAhead, next.count), values = std::min<int64_t>(kAhead - keys, keys);
+      const int64_t most = scratch_.few ? kAhead : 2 * kPartition;
+      const int64_t keys = std::min<int64_t>(most, next.count), values = std::min<int64_t>(most - keys, keys);
       at = next.context->locate(next.context->keys, next.begin, keys, at);
       at = next.context->locate(next.context->values, next.begin, values, at);
     }
@@ -153,9 +154,14 @@ class ByTiles::Chunks {
   void many_rows(int head, int first, int last, const F& done) {
     pack_keys(head);
     const auto nothing = [] {};
+    // What follows is fetched in even parts.
+    const int64_t width = heads_ * context_.head_dim, tiles = (last - first / kTile * kTile + kTile - 1) / kTile;
+    const int64_t each = ((ahead_end_ - on_their_way_) * width + tiles - 1) / tiles;
+    Ahead<bf16> fetching(head == 0 ? on_their_way_ : ahead_end_, ahead_end_, width);
     const bool together = all_finite(head, first, last);
     if (together) find_values(head, scratch_.from_here[first], high_);
     for (int row = first / kTile * kTile; row < last; row += kTile) {
+      fetching.fetch(each);
       const int begin = std::max(first, row), end = std::min(last, row + kTile);
       const bf16* const queries = scratch_.queries + (head * scratch_.stride + row) * scratch_.width;
       for_groups(scratch_.from_here[begin] / kTile, (scratch_.seen_here[end - 1] + kTile - 1) / kTile,
