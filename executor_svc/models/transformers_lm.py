@@ -387,7 +387,8 @@ def _run(
             query_lens=tuple(lengths),
             context_lens_host=tuple(contexts),
         )
-        outputs.append(model.forward(torch.cat([ids for _, ids in rows]), metadata, kv_cache).float())
+        hidden = model.forward(torch.cat([ids for _, ids in rows]), metadata, kv_cache)
+        outputs.append(hidden.to(torch.float32, copy=True))  # it is there until the next call
     return outputs
 
 

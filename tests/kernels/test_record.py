@@ -69,7 +69,7 @@ class Model:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_steps_have_the_bits_of_the_body(compiled: KernelSet, dtype: torch.dtype) -> None:
-    """Tokens, lengths and places change; recorded at the second step of a shape, every step gives the same bits."""
+    """Tokens, lengths and places change; recorded at the first step of a shape, every step gives the same bits."""
     recorded, plain = Model(compiled, 3, dtype), Model(compiled, 3, dtype)
     body = compiled.record(recorded.body)
     generator = torch.Generator().manual_seed(2)

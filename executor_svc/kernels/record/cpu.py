@@ -26,29 +26,26 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 
 class RecordedBody:
-    """A body, and the programs that were made of it. Shapes are recorded when they come for the second time."""
+    """A body, and the programs that were made of it: to record one takes as long as to call its ops once."""
 
     def __init__(self, library: NativeLibrary, body: StepBody) -> None:
         self._library = library
         self._body = body
         self._arena = Arena()
-        self._programs: OrderedDict[_Shapes, Program | None] = OrderedDict()
+        self._programs: OrderedDict[_Shapes, Program] = OrderedDict()
         self._recordable = True
 
     @property
     def num_programs(self) -> int:
         """Shapes that are recorded."""
-        return sum(program is not None for program in self._programs.values())
+        return len(self._programs)
 
     def __call__(self, inputs: Sequence[Tensor], attention: PagedAttention) -> Tensor:
         """See StepBody."""
         if not self._recordable or len(inputs[0]) > MAX_TOKENS or not isinstance(attention, NativeAttention):
             return self._body(inputs, attention)
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
-        if shapes not in self._programs:
-            self._remember(shapes, None)
-            return self._body(inputs, attention)
-        program = self._programs[shapes]
+        program = self._programs.get(shapes)
         if program is None:
             try:
                 program = record_program(self._library, self._arena, self._body, inputs, attention)
@@ -56,14 +53,11 @@ class RecordedBody:
                 logger.info("steps run op by op", extra={"fields": {"reason": str(error)}})
                 self._recordable = False
                 return self._body(inputs, attention)
-            self._remember(shapes, program)
+            self._programs[shapes] = program
+            if len(self._programs) > MAX_PROGRAMS:
+                self._programs.popitem(last=False)
         self._programs.move_to_end(shapes)
         return program.run(inputs, attention)
-
-    def _remember(self, shapes: _Shapes, program: Program | None) -> None:
-        self._programs[shapes] = program
-        if len(self._programs) > MAX_PROGRAMS:
-            self._programs.popitem(last=False)
 
 
 def make_record(library: NativeLibrary) -> Record:
