@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from workloads import Workload
+from workloads import Request, Workload
 
 from octavo.bench.figures import Distribution, figures_of
-from octavo.bench.grpc_client import GrpcTarget, generate_request
+from octavo.bench.grpc_client import GrpcTarget, message_of
 from octavo.bench.http_client import HttpTarget
 from octavo.bench.records import OK, BenchRequest, Record
 from octavo.bench.runner import Runner
@@ -50,7 +50,7 @@ async def collect(address: str, workload: Workload) -> dict[str, Any]:
     """
     messages = [
         inference_pb2.GenerateOnceRequest(
-            request=generate_request(BenchRequest(request.prompt, request.num_output_tokens), OPTIONS)
+            request=message_of(BenchRequest(request.prompt, request.num_output_tokens), OPTIONS)
         )
         for request in workload.requests
     ]
@@ -63,10 +63,9 @@ async def collect(address: str, workload: Workload) -> dict[str, Any]:
         except grpc.aio.AioRpcError as error:
             raise WrongOutputError(f"{workload.name}: {error.code().name}: {error.details()}") from None
         seconds = CLOCK() - started
-    got = [len(answer.choices[0].token_ids) for answer in answers]
-    asked = [request.num_output_tokens for request in workload.requests]
-    if got != asked:
-        raise WrongOutputError(f"{workload.name}: {got} tokens of output, wanted {asked}")
+    for index, (answer, request) in enumerate(zip(answers, workload.requests, strict=True)):
+        lengths = (answer.started.prompt_tokens, sum(len(choice.token_ids) for choice in answer.choices))
+        _check_lengths(workload, index, lengths, request)
     figures = {"total_s": seconds, "output_tokens_per_s": workload.num_output_tokens / seconds}
     return figures | dict.fromkeys(("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "generator_cpu_share"))
 
@@ -114,9 +113,12 @@ def _check(records: Sequence[Record], workload: Workload) -> None:
         asked = workload.requests[record.index]
         if record.status != OK:
             raise WrongOutputError(f"request {record.index} of {workload.name}: {record.status}: {record.message}")
-        lengths = (record.prompt_tokens, record.output_tokens)
-        wanted = (len(asked.prompt), asked.num_output_tokens)
-        if lengths != wanted:
-            raise WrongOutputError(
-                f"request {record.index} of {workload.name}: {lengths} tokens of input and output, wanted {wanted}"
-            )
+        _check_lengths(workload, record.index, (record.prompt_tokens, record.output_tokens), asked)
+
+
+def _check_lengths(workload: Workload, index: int, lengths: tuple[int | None, int | None], asked: Request) -> None:
+    wanted = (len(asked.prompt), asked.num_output_tokens)
+    if lengths != wanted:
+        raise WrongOutputError(
+            f"request {index} of {workload.name}: {lengths} tokens of input and output, wanted {wanted}"
+        )

@@ -31,7 +31,7 @@ from byte_tokenizer import byte_tokenizer
 from make_models import make_llama
 from service_process import service_process
 
-from octavo.bench.grpc_client import generate_request
+from octavo.bench.grpc_client import message_of
 from octavo.bench.records import BenchRequest
 from octavo.bench.target import GenerationOptions
 from octavo.models.prepare import prepare
@@ -115,7 +115,7 @@ class Load:
 
 
 async def _ask(stub: Any, prompt: list[int]) -> Answer:
-    request = generate_request(BenchRequest(prompt, OUTPUT_TOKENS), GenerationOptions())
+    request = message_of(BenchRequest(prompt, OUTPUT_TOKENS), GenerationOptions())
     began, first, cached = time.perf_counter(), 0.0, 0
     async for response in stub.Generate(request, wait_for_ready=True):
         if response.HasField("delta") and not first:

@@ -12,7 +12,7 @@ from typing import Any
 
 from simulation import Job, Outcome
 
-from octavo.bench.grpc_client import generate_request
+from octavo.bench.grpc_client import message_of
 from octavo.bench.records import BenchRequest
 from octavo.bench.target import GenerationOptions
 from octavo.local.plan import PlanOptions, plan_cell
@@ -42,7 +42,7 @@ async def _send(stub: Any, job: Job, index: int, start: float) -> Outcome:
     await asyncio.sleep(max(0.0, start + job.at - time.monotonic()))
     chance = random.Random(index)
     ids = [chance.randint(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(job.num_prompt_tokens)]
-    request = generate_request(BenchRequest(ids, job.max_tokens), GenerationOptions())
+    request = message_of(BenchRequest(ids, job.max_tokens), GenerationOptions())
     outcome, began = Outcome(job), time.monotonic()
     async for response in stub.Generate(request):
         if not outcome.first_token and response.HasField("delta"):

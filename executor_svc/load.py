@@ -308,8 +308,8 @@ class Load:
         if runner.ahead is not None:
             runner.ahead.start()
         self._ahead = runner.ahead
-        pages.start()
         self._pages = pages
+        pages.start()
         return runner
 
     def _pipelined(self, model: LoadedModel, accelerator: Device) -> PipelinedRunner:

@@ -176,6 +176,8 @@ class Follower:
         pages, kv_cache = self._pages, self._kv_cache
         if pages is not None:
             pages.begin([int(metadata.slot_mapping.max()) // kv_cache.block_size])
-        self._model.forward(token_ids, metadata, kv_cache)
-        if pages is not None:
-            pages.end()
+        try:
+            self._model.forward(token_ids, metadata, kv_cache)
+        finally:
+            if pages is not None:
+                pages.end()

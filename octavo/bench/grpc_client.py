@@ -17,9 +17,7 @@ from octavo.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_gr
 _ASK_SECONDS = 20.0
 
 
-def generate_request(
-    request: BenchRequest, options: GenerationOptions, model: str = ""
-) -> inference_pb2.GenerateRequest:
+def message_of(request: BenchRequest, options: GenerationOptions, model: str = "") -> inference_pb2.GenerateRequest:
     """Return the message that asks for `request`. `model` may stay empty where a gateway serves one."""
     message = inference_pb2.GenerateRequest(
         model=model,
@@ -86,7 +84,7 @@ class GrpcTarget:
 
     async def stream(self, request: BenchRequest, record: Record) -> None:
         """Generate. Raises RequestFailed with the gRPC code as status."""
-        message = generate_request(request, self._options, self._model)
+        message = message_of(request, self._options, self._model)
         stub = self._stubs[record.index % len(self._stubs)]
         clock, stamps, delta_tokens = self._clock, record.stamps, record.delta_tokens
         is_whole = False

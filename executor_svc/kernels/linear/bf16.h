@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 #include "../activation/functions.h"
 #include "../native/csrc/lanes.h"
@@ -62,6 +64,30 @@ int64_t num_panels(const Weight& weight) { return (weight.out_features + kPanel 
 
 const uint32_t* panel_of(const Weight& weight, int64_t panel) {
   return weight.panels + panel * (padded(weight.in_features) / 2) * kPanel;
+}
+
+// What a thread keeps memory for: each may be in use at the same time.
+enum Use { kRows, kPasses, kStretches };
+
+// The memory is kept: a step takes none.
+template <class T, Use>
+T* memory_for(int64_t elements) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  static thread_local std::vector<T> memory;
+  if (static_cast<int64_t>(memory.size()) < elements + kLine) memory.resize(static_cast<size_t>(elements + kLine));
+  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(T);
+}
+
+// x, whose rows go on with zeros where weights are deeper than they.
+const bf16* rows_as_deep(const Call& call) {
+  const int64_t in_features = call.weight->in_features, stride = padded(in_features);
+  if (stride == in_features) return call.x;
+  bf16* const copy = memory_for<bf16, kRows>(call.rows * stride);
+  for (int64_t row = 0; row < call.rows; ++row) {
+    std::memcpy(copy + row * stride, call.x + row * in_features, static_cast<size_t>(in_features) * sizeof(bf16));
+    std::fill(copy + row * stride + in_features, copy + (row + 1) * stride, bf16{0});
+  }
+  return copy;
 }
 
 // Write the columns of a panel, of some rows: of(the sums and the bias, how far they are from the first of the panel's).

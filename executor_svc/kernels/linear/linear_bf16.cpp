@@ -71,26 +71,12 @@ void multiply_share(const Call& call, int64_t begin, int64_t end) {
       dispatch_rows(std::min<int64_t>(kTileRows, call.rows - row), call, row, panel);
 }
 
-// x with zeros behind its inputs, as deep as the weights. The memory is kept: a step takes none.
-const bf16* pad(const Call& call) {
-  const int64_t in_features = call.weight->in_features, stride = padded(in_features);
-  if (stride == in_features) return call.x;
-  static thread_local std::vector<bf16> scratch;
-  if (static_cast<int64_t>(scratch.size()) < call.rows * stride) scratch.resize(call.rows * stride);
-  for (int64_t row = 0; row < call.rows; ++row) {
-    bf16* const to = scratch.data() + row * stride;
-    std::copy_n(call.x + row * in_features, in_features, to);
-    std::fill(to + in_features, to + stride, bf16{0});
-  }
-  return scratch.data();
-}
-
 // A gate and what it is for lie far apart, and a share of the work has few columns.
 bool takes_gate(int64_t) { return false; }
 
 void multiply(const Call& call) {
   Call deep = call;
-  deep.x = pad(call);
+  deep.x = rows_as_deep(call);
   const int64_t panels = num_panels(*call.weight);
   Shares shares;
   shares.start_in_order(panels, std::max<int64_t>(1, panels / (team_size() * 8)));

@@ -3,6 +3,10 @@
 // A core's vectors and its tiles stand still for each other where the work of one follows that of the other, however
 // independent: so what a block came to is stored between the first products of the next block, and rounded, activated
 // and written a few rows at a time between those that follow.
+//
+// A product is worked on in this order, from the outside in: passes over the inputs, where they are long; sections of
+// the rows, a thread to each; shares of the panels; groups of pairs of tiles of rows that stay in the second-level
+// cache; a block's panels; stretches of their steps that stay in the first-level cache; the pairs of the group.
 #pragma once
 
 #include <optional>
@@ -13,7 +17,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kPairRows = 2 * kTileRows;
-// Bytes of activations that a pass over the weights works on: they stay in the core's own cache, beside some panels.
+// Bytes of activations that meet a block's panels before the next ones come: they stay in the core's own cache.
 constexpr int64_t kRowsBytes = 1 << 20;
 // Long inputs are worked on in passes of so many steps, else few rows would fill that cache, and their panels it twice:
 // sums go on from one pass to the next. Not for so few bytes of activations that they leave room, nor where the sums
@@ -21,8 +25,8 @@ constexpr int64_t kRowsBytes = 1 << 20;
 constexpr int64_t kPassSteps = 64;
 constexpr int64_t kWholeBytes = 1 << 19;
 constexpr int64_t kMostSums = 1 << 22;
-// Steps of two panels that stay in the first-level cache while some pairs of tiles of rows come by, and how many pairs
-// it takes to pay for their sums, which come and go.
+// Steps of two panels that stay in the first-level cache while the pairs come by, and how many pairs it takes to pay
+// for their sums, which come and go.
 constexpr int64_t kNearSteps = 18;
 constexpr int64_t kNearPairs = 3;
 // Pairs of rows that are enough for a thread to read all weights for them alone: the activations of a step then stay
@@ -38,12 +42,12 @@ struct Pass {
 
 // The work of a pass, numbered: all panels of the result for the first section of the pairs, then for the next.
 struct Sections {
-  int64_t count, pairs, panels;
+  int64_t num_sections, num_pairs, num_panels;
   int64_t piece;  // that threads take at a time
 
-  // Of a section. No piece is of two.
-  int64_t numbers() const { return (panels + piece - 1) / piece * piece; }
-  int64_t first_pair(int64_t section) const { return pairs * section / count; }
+  // Of a section: its panels, rounded up to whole pieces, so that no piece is of two sections.
+  int64_t numbers() const { return (num_panels + piece - 1) / piece * piece; }
+  int64_t first_pair(int64_t section) const { return num_pairs * section / num_sections; }
 };
 
 // The rows of a product in pairs of tiles. The last pair ends where the rows end, so that all of it can be read, and has
@@ -198,18 +202,6 @@ void multiply_pair(const bf16* x, int64_t stride, const Panels<P>& panels, int64
 inline int64_t block_width(const Call& call) { return call.is_gated() ? 1 : 2; }
 inline int64_t num_blocks(const Call& call) { return (num_panels(*call.weight) + 1) / 2; }
 
-// What a thread keeps memory for.
-enum Use { kRows, kPasses, kParts };
-
-// The memory is kept: a step takes none.
-template <class T, Use>
-T* memory_for(int64_t elements) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  static thread_local std::vector<T> memory;
-  if (static_cast<int64_t>(memory.size()) < elements + kLine) memory.resize(static_cast<size_t>(elements + kLine));
-  return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) % 64) / sizeof(T);
-}
-
 // One thread's part of a pass over a product of many rows.
 class ManyRows {
  public:
@@ -229,17 +221,19 @@ class ManyRows {
     for (bool more = true; more; begin = next, end = next_end) {
       more = shares.take(&next, &next_end);
       const int64_t section = begin / sections_.numbers(), skipped = section * sections_.numbers();
-      const int64_t last_pair = sections_.first_pair(section + 1);
-      const int64_t last = std::min(end - skipped, sections_.panels), coming = next % sections_.numbers();
-      for (int64_t from = sections_.first_pair(section); from < last_pair; from += most_pairs_)
-        for (int64_t panel = begin - skipped; panel < last; panel += width_) {
-          const int64_t after = panel + width_ < last ? panel + width_ : more ? coming : panel;
-          const int64_t until = std::min(last_pair, from + most_pairs_);
+      const int64_t first = begin - skipped, last = std::min(end - skipped, sections_.num_panels);
+      const int64_t last_pair = sections_.first_pair(section + 1), coming = next % sections_.numbers();
+      for (int64_t from = sections_.first_pair(section); from < last_pair; from += most_pairs_) {
+        const int64_t until = std::min(last_pair, from + most_pairs_);
+        for (int64_t panel = first; panel < last; panel += width_) {
+          const int64_t after_all = until < last_pair ? first : more ? coming : panel;
+          const int64_t after = panel + width_ < last ? panel + width_ : after_all;
           if (panel + width_ <= last)
             multiply<2>(from, until, panel, after);
           else
             multiply<1>(from, until, panel, after);
         }
+      }
     }
     _tile_stored(0, finishing_.sums(0), kPanel * 4);
     _tile_stored(1, finishing_.sums(1), kPanel * 4);
@@ -264,21 +258,22 @@ class ManyRows {
     const int64_t count = until - from;
     const Panels<2> next(call_, after, pass_.begin);
     Coming coming{{next.at[0], next.at[1]}, (kStepBytes / 64 + count - 1) / count};
-    const int64_t parts = count < kNearPairs ? 1 : (pass_.steps + kNearSteps - 1) / kNearSteps;
-    // Where the blocks' sums lie from one part to the next, and how far apart.
+    const int64_t stretches = count < kNearPairs ? 1 : (pass_.steps + kNearSteps - 1) / kNearSteps;
+    // Where the blocks' sums lie from one stretch to the next, and how far apart.
     float* between = nullptr;
     int64_t apart = 4 * kSums;
     if (pass_.sums) {
       between = pass_.sums + (from * num_blocks(call_) + panel / width_) * apart;
       apart *= num_blocks(call_);
-    } else if (parts > 1) {
-      between = memory_for<float, kParts>(count * apart);
+    } else if (stretches > 1) {
+      between = memory_for<float, kStretches>(count * apart);
     }
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t done = pass_.steps * part / parts, steps = pass_.steps * (part + 1) / parts - done;
+    for (int64_t stretch = 0; stretch < stretches; ++stretch) {
+      const int64_t done = pass_.steps * stretch / stretches;
+      const int64_t steps = pass_.steps * (stretch + 1) / stretches - done;
       const int64_t begin = pass_.begin + done;
       const Panels<P> panels(call_, panel, begin);
-      const bool is_last = pass_.is_last && part + 1 == parts;
+      const bool is_last = pass_.is_last && stretch + 1 == stretches;
       for (int64_t pair = from; pair < until; ++pair) {
         float* const kept = between ? between + (pair - from) * apart : nullptr;
         const bf16* const x = pairs_.at(pair) + begin * kDepth;
@@ -294,52 +289,26 @@ class ManyRows {
   }
 };
 
-// A copy of x whose rows go on with zeros.
-const bf16* rows_with_zeros(const Call& call, int64_t stride) {
-  const int64_t in_features = call.weight->in_features;
-  bf16* const copy = memory_for<bf16, kRows>(call.rows * stride);
-  for (int64_t row = 0; row < call.rows; ++row) {
-    std::memcpy(copy + row * stride, call.x + row * in_features, static_cast<size_t>(in_features) * sizeof(bf16));
-    std::fill(copy + row * stride + in_features, copy + (row + 1) * stride, bf16{0});
-  }
-  return copy;
-}
-
 // A gate's columns and those it is for begin with a panel each.
 bool takes_gate(int64_t out_features) { return out_features % (2 * kPanel) == 0; }
 
-void multiply(const Call& call) {
-  const Weight& weight = *call.weight;
-  const int64_t stride = padded(weight.in_features), panels = num_panels(weight) / (call.is_gated() ? 2 : 1);
-  const int64_t share = std::max<int64_t>(1, panels / (team_size() * 8 * kStreams)) * kStreams;
-  Shares shares;
-  const bf16* const x = stride == weight.in_features ? call.x : rows_with_zeros(call, stride);
-  if (call.rows <= kTileRows) {
-    const uint8_t rows = static_cast<uint8_t>(call.rows);
-    shares.start_in_order(panels, share);
-    on_team([&] {
-      const TilesInUse in_use(TileRows{rows, rows, rows, rows, rows, rows, rows, 16});
-      const Part part(call);
-      int64_t begin, end;
-      while (shares.take(&begin, &end)) few_rows<kStreams>(call, x, stride, begin, end);
-    });
-    return;
-  }
+void multiply_many_rows(const Call& call, const bf16* x, int64_t stride, int64_t panels, int64_t share) {
   const Pairs pairs{x, stride, call.rows};
   const int64_t count = pairs.count();
-  // Who looks for the likeliest column comes to them in order.
+  // Who looks for the likeliest column keeps the first of equals: columns must come in order.
   const int64_t most_sections = call.epilogue == kLikeliest ? 1 : team_size();
   const Sections sections{std::clamp<int64_t>(count / kSectionPairs, 1, most_sections), count, panels, share};
   const int64_t steps = stride / kDepth, sums = count * num_blocks(call) * 4 * kSums;
   const bool whole = count * kPairRows * stride * 2 <= kWholeBytes || sums > kMostSums;
   const int64_t passes = whole ? 1 : (steps + kPassSteps - 1) / kPassSteps, each = (steps + passes - 1) / passes;
   float* const kept = passes > 1 ? memory_for<float, kPasses>(sums) : nullptr;
+  Shares shares;
   for (int64_t begin = 0; begin < steps; begin += each) {
     const Pass pass{begin, std::min(each, steps - begin), begin + each >= steps, kept};
-    if (sections.count == 1)
+    if (sections.num_sections == 1)
       shares.start_in_order(panels, share);
     else
-      shares.start(sections.count * sections.numbers(), share);
+      shares.start(sections.num_sections * sections.numbers(), share);
     on_team([&] {
       const TilesInUse in_use(pairs.tile_rows());
       std::optional<Part> part;
@@ -347,6 +316,23 @@ void multiply(const Call& call) {
       ManyRows(call, pairs, pass, sections).run(shares);
     });
   }
+}
+
+void multiply(const Call& call) {
+  const Weight& weight = *call.weight;
+  const int64_t stride = padded(weight.in_features), panels = num_panels(weight) / (call.is_gated() ? 2 : 1);
+  const int64_t share = std::max<int64_t>(1, panels / (team_size() * 8 * kStreams)) * kStreams;
+  const bf16* const x = rows_as_deep(call);
+  if (call.rows > kTileRows) return multiply_many_rows(call, x, stride, panels, share);
+  const uint8_t rows = static_cast<uint8_t>(call.rows);
+  Shares shares;
+  shares.start_in_order(panels, share);
+  on_team([&] {
+    const TilesInUse in_use(TileRows{rows, rows, rows, rows, rows, rows, rows, 16});
+    const Part part(call);
+    int64_t begin, end;
+    while (shares.take(&begin, &end)) few_rows<kStreams>(call, x, stride, begin, end);
+  });
 }
 
 }  // namespace

@@ -8,8 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
-#include <vector>
 
 #include "bf16.h"
 

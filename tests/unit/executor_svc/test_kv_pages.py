@@ -126,6 +126,25 @@ def test_a_step_that_begins_has_the_processors_at_once(monkeypatch: pytest.Monke
     assert pages.num_resident_blocks == 384
 
 
+@pytest.mark.parametrize("block", [64, 100])
+def test_a_step_that_comes_near_wakes_the_thread(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """It does not wait for the next look; nor does its end."""
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr("executor_svc.kv_pages._LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr("executor_svc.kv_pages.make_resident", lambda tensor: asked.put(tensor.nbytes) or True)
+    _, pages, _ = _pages(1000, 200)
+    pages.start()
+    try:
+        for _ in range(4 * 2):
+            asked.get(timeout=TIMEOUT)
+        pages.begin((block,))
+        for _ in range(4):
+            asked.get(timeout=TIMEOUT)
+    finally:
+        pages.stop()
+    assert asked.empty()
+
+
 def test_a_system_that_cannot_do_it_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages then come at the first write, as everywhere; the thread ends by itself."""
     monkeypatch.setattr(sys, "platform", "darwin")
