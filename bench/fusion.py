@@ -13,7 +13,7 @@ turns, a step each, who is first changes from round to round, and a figure is th
 What share of a step lies outside the linear layers is measured with ops timed one by one, and so is what each kind of
 op takes with the passes off and on: steps in turns again, and of each op the median.
 
-Memory is that of the intermediates of a 512-token chunk, weights and KV excluded, counted as tensors are made and go:
+Memory is that of the intermediates of a 512-token chunk run op by op, weights and KV excluded, counted as tensors are made and go:
 with all passes off (`kept`: nothing is given back before the step ends), with all off but `liveness` (`freed`: each
 result goes after its last reader, as in Python code that is written plainly) and with all on.
 """
@@ -40,6 +40,7 @@ from fusion_torch import compiled_by_torch
 from executor_svc.graph.optimize import PASSES, choose_passes
 from executor_svc.kernels import KernelSet, build_kernels
 from executor_svc.kernels.profiled import OpTimes, profiled
+from executor_svc.kernels.record.reference import record
 
 BATCHES = (1, 32)
 CHUNK = 512
@@ -162,8 +163,9 @@ def memory_of(shape: str, kernels: KernelSet) -> dict[str, int]:
     from fusion_memory import peak_of
 
     taken = {}
+    op_by_op = replace(kernels, record=record)  # a program lays its buffers out by itself, whatever the passes
     for side, passes in (("kept", "none"), ("freed", "none,liveness"), ("on", "all")):
-        model: FusionModel = make_model(shape, kernels, choose_passes(passes))
+        model: FusionModel = make_model(shape, op_by_op, choose_passes(passes))
         taken[side] = peak_of(Step.chunk(model, CHUNK).layers)
     return taken
 
