@@ -13,9 +13,9 @@ turns, a step each, who is first changes from round to round, and a figure is th
 What share of a step lies outside the linear layers is measured with ops timed one by one, and so is what each kind of
 op takes with the passes off and on: steps in turns again, and of each op the median.
 
-Memory is that of the intermediates of a 512-token chunk run op by op, weights and KV excluded, counted as tensors are made and go:
-with all passes off (`kept`: nothing is given back before the step ends), with all off but `liveness` (`freed`: each
-result goes after its last reader, as in Python code that is written plainly) and with all on.
+Memory is that of the intermediates of a 512-token chunk run op by op, weights and KV excluded, counted as tensors are
+made and go: with all passes off (`kept`: nothing is given back before the step ends), with all off but `liveness`
+(`freed`: each result goes after its last reader, as in Python code that is written plainly) and with all on.
 """
 
 from __future__ import annotations
