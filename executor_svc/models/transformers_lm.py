@@ -365,9 +365,8 @@ def _check_runs(path: Path, model: TransformersLM, dtype: torch.dtype, device: t
 def _run(
     model: TransformersLM, dtype: torch.dtype, device: torch.device, steps: list[list[tuple[int, Tensor]]]
 ) -> list[Tensor]:
-    """Run steps of rows, each a sequence's number, 0 or 1, and its next tokens, at most 8 in all. Return the steps'
-    hidden states.
-    """
+    """Run steps of rows, each the number of a sequence, 0 or 1, and at most 8 tokens of it in all. Return copies of the
+    steps' hidden states."""
     kv_cache = KVCache.allocate(model.config, 3, 8, dtype, device)
     computed = [0, 0]
     outputs = []
@@ -388,7 +387,7 @@ def _run(
             context_lens_host=tuple(contexts),
         )
         hidden = model.forward(torch.cat([ids for _, ids in rows]), metadata, kv_cache)
-        outputs.append(hidden.to(torch.float32, copy=True))  # it is there until the next call
+        outputs.append(hidden.to(torch.float32, copy=True))
     return outputs
 
 
